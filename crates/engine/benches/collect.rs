@@ -17,8 +17,8 @@ use std::{
 use async_trait::async_trait;
 use futures::{FutureExt, Stream, StreamExt, stream, stream::BoxStream};
 use kollect_engine::{
-    collect::{Collector, Settings, Target},
-    extract::{CompiledProfile, OptIns, Policy},
+    collect::{CollectSettings, Collector, Target},
+    extract::{CompiledProfile, ExtractPolicy, OptIns},
     select::{Bounds, NamespaceDefaults, Selection},
     store::{Changes, StoreReader, store},
     tasks::Tasks,
@@ -137,7 +137,7 @@ fn target() -> Arc<Target> {
         "attributes": shapes::ten_attributes("spec.template.spec"),
     }))
     .unwrap();
-    let (policy, defaults) = (Policy::default(), NamespaceDefaults::default());
+    let (policy, defaults) = (ExtractPolicy::default(), NamespaceDefaults::default());
     let profile = CompiledProfile::compile(&profile, &OptIns::default(), &policy).unwrap();
     let spec: KollectTargetSpec = serde_json::from_value(json!({ "profileRef": "p" })).unwrap();
     let selection =
@@ -186,9 +186,9 @@ async fn list(phases: &Arc<Semaphore>) -> (Collector, StoreReader) {
     let source = Script { template: template(), phases: phases.clone() };
     let (writer, rows) = store();
     let mut collector =
-        Collector::start(Arc::new(source), writer, Settings::default(), Tasks::default(), |_| {});
+        Collector::start(Arc::new(source), writer, CollectSettings::default(), Tasks::default(), |_| {});
     collector.set_targets(&[target()], &BTreeSet::new());
-    rows.settled().await;
+    rows.wait_until_seen().await;
     (collector, rows)
 }
 

@@ -18,7 +18,7 @@ use std::{
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use flate2::{Compression, write::GzEncoder};
-use kollect_engine::extract::{CompiledProfile, OptIns, Policy};
+use kollect_engine::extract::{CompiledProfile, ExtractPolicy, OptIns};
 use serde_json::{
     Value, json,
     value::{RawValue, to_raw_value},
@@ -50,7 +50,7 @@ fn case(
     let spec =
         json!({ "targetGVK": { "group": group, "version": "v1", "kind": kind }, "attributes": attributes });
     let spec = serde_json::from_value(spec).unwrap();
-    let profile = CompiledProfile::compile(&spec, &OptIns::default(), &Policy::default());
+    let profile = CompiledProfile::compile(&spec, &OptIns::default(), &ExtractPolicy::default());
     let profile = profile.unwrap_or_else(|errors| unreachable!("{errors:?}"));
     Case { name, object: to_raw_value(&object).unwrap(), profile, iterations }
 }
@@ -67,7 +67,7 @@ fn cases() -> Vec<Case> {
     let config_map = json!({ "metadata": metadata(10), "data": data });
     // Text that gzip cannot shrink much, as real manifests in base64 are.
     let mut seed = 88_172_645_463_325_252_u64;
-    let noise: String = std::iter::repeat_with(|| {
+    let random_text: String = std::iter::repeat_with(|| {
         seed ^= seed << 13;
         seed ^= seed >> 7;
         seed ^= seed << 17;
@@ -76,8 +76,8 @@ fn cases() -> Vec<Case> {
     .filter(|c| *c != '\\')
     .take(110_000)
     .collect();
-    let release = json!({ "name": "cart", "version": 3, "info": { "status": "deployed" }, "manifest": noise,
-        "chart": { "metadata": { "name": "cart", "version": "1.2.3", "appVersion": "4.5" }, "templates": [noise] } });
+    let release = json!({ "name": "cart", "version": 3, "info": { "status": "deployed" }, "manifest": random_text,
+        "chart": { "metadata": { "name": "cart", "version": "1.2.3", "appVersion": "4.5" }, "templates": [random_text] } });
     let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
     gzip.write_all(release.to_string().as_bytes()).unwrap();
     let release = STANDARD.encode(STANDARD.encode(gzip.finish().unwrap()));

@@ -26,7 +26,7 @@ use kollect_model::{crd::shapes::Gvk, row::TargetId};
 use tokio::{sync::watch, time};
 
 use crate::{
-    coverage::{Coverage, Place, State},
+    coverage::{Coverage, WatchState, WatchedKind},
     extract::{CompiledProfile, ExtractError},
     select::{Namespaces, Selection},
     store::{StoreWriter, Visibility},
@@ -63,11 +63,11 @@ impl Target {
 
 /// A problem of collection, such as a kind that cannot be watched or an object that cannot be read.
 #[derive(Debug)]
-pub enum Problem {
+pub enum CollectProblem {
     /// A kind, or a part of it, cannot be listed or watched.
     Blind {
-        /// Where.
-        place: Place,
+        /// The kind, its namespace and its field selector.
+        watched: WatchedKind,
         /// Why.
         blindness: Blindness,
     },
@@ -105,7 +105,7 @@ pub enum Problem {
 
 /// How to collect.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct CollectSettings {
     /// Collect from these namespaces only, and cluster-scoped kinds.
     pub within: Option<BTreeSet<Arc<str>>>,
     /// Whether to follow changes; otherwise everything is read once.
@@ -115,30 +115,30 @@ pub struct Settings {
     /// How often denied permissions and kinds that are not served are checked again.
     pub review: Duration,
     /// How long a first list may receive nothing before it counts as blind.
-    pub patience: Duration,
+    pub stall_timeout: Duration,
 }
 
-impl Default for Settings {
+impl Default for CollectSettings {
     fn default() -> Self {
         Self {
             within: None,
             follow: true,
             resync: Duration::from_hours(12),
             review: Duration::from_secs(30),
-            patience: Duration::from_mins(1),
+            stall_timeout: Duration::from_mins(1),
         }
     }
 }
 
-type Report = dyn Fn(Problem) + Send + Sync;
+type ReportProblem = dyn Fn(CollectProblem) + Send + Sync;
 
 /// What all tasks of a collector share.
-struct Context {
+struct CollectContext {
     source: Arc<dyn WatchSource>,
     store: StoreWriter,
     coverage: Coverage,
-    report: Box<Report>,
-    settings: Settings,
+    report: Box<ReportProblem>,
+    settings: CollectSettings,
     tasks: Tasks,
     /// `None`: nothing is known yet.
     namespaces: watch::Sender<Option<Arc<Namespaces>>>,
@@ -146,19 +146,19 @@ struct Context {
     named: watch::Sender<BTreeSet<Arc<str>>>,
 }
 
-struct Kind {
+struct RunningKind {
     wanted: watch::Sender<Vec<Arc<Target>>>,
     task: Task,
 }
 
 /// Keeps the rows of its targets up to date. Needs a tokio runtime.
 pub struct Collector {
-    context: Arc<Context>,
-    kinds: BTreeMap<Gvk, Kind>,
+    context: Arc<CollectContext>,
+    kinds: BTreeMap<Gvk, RunningKind>,
     /// Targets whose rows are in the store.
     known: BTreeSet<TargetId>,
     /// The task that watches namespaces.
-    follower: Task,
+    namespaces_task: Task,
 }
 
 impl Collector {
@@ -166,11 +166,11 @@ impl Collector {
     pub fn start(
         source: Arc<dyn WatchSource>,
         store: StoreWriter,
-        settings: Settings,
+        settings: CollectSettings,
         tasks: Tasks,
-        report: impl Fn(Problem) + Send + Sync + 'static,
+        report: impl Fn(CollectProblem) + Send + Sync + 'static,
     ) -> Self {
-        let context = Arc::new(Context {
+        let context = Arc::new(CollectContext {
             source,
             store,
             coverage: Coverage::default(),
@@ -180,22 +180,22 @@ impl Collector {
             namespaces: watch::Sender::default(),
             named: watch::Sender::default(),
         });
-        let follower = namespaces::start(&context);
-        Self { context, kinds: BTreeMap::new(), known: BTreeSet::new(), follower }
+        let namespaces_task = namespaces::start(&context);
+        Self { context, kinds: BTreeMap::new(), known: BTreeSet::new(), namespaces_task }
     }
 
     /// Resets the collector: it has no targets and no rows, and lists everything again when it gets targets.
     pub async fn begin_again(&mut self) {
         let kinds = self.kinds.values_mut().map(|kind| &mut kind.task);
-        tasks::abort(kinds.chain([&mut self.follower])).await;
+        tasks::abort(kinds.chain([&mut self.namespaces_task])).await;
         self.kinds.clear();
-        self.context.coverage.forget_kinds(|_| true);
+        self.context.coverage.remove_kinds(|_| true);
         std::mem::take(&mut self.known).iter().for_each(|id| self.context.store.remove_target(id));
         self.context.namespaces.send_replace(None);
-        self.follower = namespaces::start(&self.context);
+        self.namespaces_task = namespaces::start(&self.context);
     }
 
-    /// The ledger of what is watched, and what is blind.
+    /// What is watched, and what is blind.
     pub fn coverage(&self) -> &Coverage {
         &self.context.coverage
     }
@@ -210,15 +210,15 @@ impl Collector {
     pub fn set_targets(&mut self, targets: &[Arc<Target>], frozen: &BTreeSet<TargetId>) {
         let store = &self.context.store;
         let current: BTreeSet<TargetId> = targets.iter().map(|target| target.id.clone()).collect();
-        let gone = self.known.iter().filter(|id| !current.contains(id) && !frozen.contains(id));
-        gone.for_each(|id| store.remove_target(id));
+        let removed = self.known.iter().filter(|id| !current.contains(id) && !frozen.contains(id));
+        removed.for_each(|id| store.remove_target(id));
         frozen.iter().for_each(|id| store.freeze(id));
         let mut wanted: BTreeMap<Gvk, Vec<Arc<Target>>> = BTreeMap::new();
         for target in targets {
             let kinds = target.selection.kinds();
             // From here on, snapshots of the target wait for these kinds.
             drop(kinds.iter().map(|gvk| store.rows(&target.id, gvk)).collect::<Vec<_>>());
-            store.keep_kinds(&target.id, &kinds);
+            store.set_selected_kinds(&target.id, &kinds);
             for gvk in kinds {
                 wanted.entry(gvk.clone()).or_default().push(target.clone());
             }
@@ -233,7 +233,7 @@ impl Collector {
     fn set_kinds(&mut self, mut wanted: BTreeMap<Gvk, Vec<Arc<Target>>>) {
         let coverage = &self.context.coverage;
         self.kinds.retain(|gvk, _| wanted.contains_key(gvk));
-        coverage.forget_kinds(|gvk| !wanted.contains_key(gvk) && *gvk != namespaces::kind());
+        coverage.remove_kinds(|gvk| !wanted.contains_key(gvk) && *gvk != namespaces::kind());
         for (gvk, kind) in &self.kinds {
             let targets = wanted.remove(gvk).unwrap_or_default();
             kind.wanted.send_if_modified(|known| {
@@ -246,22 +246,22 @@ impl Collector {
         for (gvk, targets) in wanted {
             let (sender, receiver) = watch::channel(targets);
             let task = follow_kind(&self.context, &gvk, receiver);
-            self.kinds.insert(gvk, Kind { wanted: sender, task });
+            self.kinds.insert(gvk, RunningKind { wanted: sender, task });
         }
     }
 }
 
 /// Starts the task of a kind. If it panics, the kind is blind until it has been listed again.
-fn follow_kind(context: &Arc<Context>, gvk: &Gvk, wanted: watch::Receiver<Vec<Arc<Target>>>) -> Task {
+fn follow_kind(context: &Arc<CollectContext>, gvk: &Gvk, wanted: watch::Receiver<Vec<Arc<Target>>>) -> Task {
     let name = TaskName::of_kind(TaskKind::Watch, gvk, None);
     let (own, gvk, targets) = (context.clone(), gvk.clone(), wanted.clone());
     let (again, kind) = (context.clone(), gvk.clone());
     let work = move || kind::follow(again.clone(), kind.clone(), wanted.clone());
     context.tasks.restarted(name, work, move |pause| {
-        (own.report)(Problem::Crashed { gvk: gvk.clone() });
-        own.tell_panic(&gvk);
+        (own.report)(CollectProblem::Crashed { gvk: gvk.clone() });
+        own.report_panic(&gvk);
         for target in targets.borrow().iter() {
-            // The task may have stopped anywhere: all objects are read again, and no absent row counts as gone.
+            // The task may have stopped at any step: all objects are read again, and no absent row counts as gone.
             let rows = own.store.rows(&target.id, &gvk);
             rows.outdate(None);
             rows.set_visibility(Visibility::Partial);
@@ -276,24 +276,24 @@ fn panic_of(gvk: &Gvk) -> Blindness {
     Blindness { reason: BlindReason::Failed, message }
 }
 
-impl Context {
-    /// Reports that a place is blind from now on.
-    fn tell_blind(&self, place: &Place, blindness: Blindness) {
-        (self.report)(Problem::Blind { place: place.clone(), blindness: blindness.clone() });
-        self.coverage.set(place, State::blind(blindness));
+impl CollectContext {
+    /// Reports that a watched kind is blind from now on.
+    fn report_blind(&self, watched: &WatchedKind, blindness: Blindness) {
+        (self.report)(CollectProblem::Blind { watched: watched.clone(), blindness: blindness.clone() });
+        self.coverage.set(watched, WatchState::blind(blindness));
     }
 
-    /// Marks all places of a kind as blind after a panic.
-    fn tell_panic(&self, gvk: &Gvk) {
+    /// Marks everything that is watched of a kind as blind after a panic.
+    fn report_panic(&self, gvk: &Gvk) {
         let known = self.coverage.of_kind(gvk);
-        let everywhere = Place { gvk: gvk.clone(), namespace: None, field_selector: None };
-        let places = if known.is_empty() { vec![everywhere] } else { known.into_keys().collect() };
-        places.iter().for_each(|place| self.coverage.set(place, State::blind(panic_of(gvk))));
+        let everywhere = WatchedKind { gvk: gvk.clone(), namespace: None, field_selector: None };
+        let watched_kinds = if known.is_empty() { vec![everywhere] } else { known.into_keys().collect() };
+        watched_kinds.iter().for_each(|watched| self.coverage.set(watched, WatchState::blind(panic_of(gvk))));
     }
 }
 
 /// How much has been seen of targets and kinds that do not belong to a run.
-pub fn rest(source: &dyn WatchSource, settings: &Settings) -> Visibility {
+pub fn visibility_outside(source: &dyn WatchSource, settings: &CollectSettings) -> Visibility {
     match &settings.within {
         _ if !source.is_complete() => Visibility::Partial,
         Some(namespaces) => Visibility::Within(namespaces.clone()),

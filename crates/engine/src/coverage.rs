@@ -1,4 +1,4 @@
-//! The coverage ledger: which places are watched, since when, and every gap with its reason.
+//! Coverage: what is watched, since when, and every gap with its reason.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -14,12 +14,12 @@ use crate::{
     watch::{BlindReason, Blindness, Query},
 };
 
-/// Gaps that are kept per place; the oldest is dropped first.
-const GAPS: usize = 16;
+/// Gaps that are kept for each watched kind; the oldest is dropped first.
+const MAX_GAPS: usize = 16;
 
-/// A kind, and the scope in which it is watched.
+/// A kind, and where it is watched.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct WatchedKind {
     /// Kind.
     pub gvk: Gvk,
     /// Namespace; `None`: the whole cluster.
@@ -28,7 +28,7 @@ pub struct Place {
     pub field_selector: Option<String>,
 }
 
-impl Place {
+impl WatchedKind {
     pub(crate) fn of(query: &Query) -> Self {
         Self {
             gvk: query.gvk.clone(),
@@ -38,9 +38,9 @@ impl Place {
     }
 }
 
-/// How much is known about the objects of a place.
+/// How much is known about the objects of a watched kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum WatchState {
     /// The list has not begun yet.
     Waiting,
     /// The first list is running.
@@ -68,7 +68,7 @@ pub enum State {
     },
 }
 
-impl State {
+impl WatchState {
     pub(crate) fn synced(version: u64) -> Self {
         Self::Synced { since: clock::now(), version }
     }
@@ -93,11 +93,11 @@ pub struct Gap {
     pub blindness: Blindness,
 }
 
-/// What is known about a place.
+/// What is known about a watched kind.
 #[derive(Clone, Debug)]
-pub struct ScopeCoverage {
+pub struct KindCoverage {
     /// Current state.
-    pub state: State,
+    pub state: WatchState,
     /// Resource name as in RBAC rules, such as `deployments.apps`; `None`: not known yet.
     pub resource: Option<Arc<str>>,
     /// The last gaps, oldest first.
@@ -106,26 +106,26 @@ pub struct ScopeCoverage {
     pub repaired: u64,
 }
 
-impl ScopeCoverage {
+impl KindCoverage {
     fn add_gap(&mut self, gap: Gap) {
-        if self.gaps.len() == GAPS {
+        if self.gaps.len() == MAX_GAPS {
             self.gaps.pop_front();
         }
         self.gaps.push_back(gap);
     }
 }
 
-/// The coverage ledger. Collector tasks write it, other tasks read it. Clones share one ledger.
+/// What is watched, and every gap. Collector tasks write it, other tasks read it. Clones share the same records.
 #[derive(Clone, Default)]
 pub struct Coverage {
-    ledger: Arc<Mutex<Ledger>>,
-    news: watch::Sender<()>,
+    records: Arc<Mutex<CoverageRecords>>,
+    changed_sender: watch::Sender<()>,
 }
 
 #[derive(Default)]
-struct Ledger {
-    places: BTreeMap<Place, ScopeCoverage>,
-    /// Number of ended gaps by reason, including gaps of places that were removed.
+struct CoverageRecords {
+    kinds: BTreeMap<WatchedKind, KindCoverage>,
+    /// Number of ended gaps by reason, including gaps of watched kinds that were removed.
     restarts: BTreeMap<BlindReason, u64>,
     /// Resource name of each kind as in RBAC rules, and whether the kind is namespaced.
     resources: BTreeMap<Gvk, (Arc<str>, bool)>,
@@ -134,146 +134,157 @@ struct Ledger {
 }
 
 impl Coverage {
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    fn records(&self) -> MutexGuard<'_, CoverageRecords> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notified when a place is added or removed, or when its state or resource name changes.
-    pub fn news(&self) -> watch::Receiver<()> {
-        self.news.subscribe()
+    /// Notified when a watched kind is added or removed, or when its state or resource name changes.
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.changed_sender.subscribe()
     }
 
     /// The kinds with such a change since the last call.
     pub fn take_changed_kinds(&self) -> BTreeSet<Gvk> {
-        std::mem::take(&mut self.ledger().changed)
+        std::mem::take(&mut self.records().changed)
     }
 
-    fn report(&self, ledger: &mut Ledger, gvk: &Gvk) {
-        ledger.changed.insert(gvk.clone());
-        self.news.send_replace(());
+    fn notify(&self, records: &mut CoverageRecords, gvk: &Gvk) {
+        records.changed.insert(gvk.clone());
+        self.changed_sender.send_replace(());
     }
 
-    fn with<T>(&self, change: impl FnOnce(&mut BTreeMap<Place, ScopeCoverage>) -> T) -> T {
-        change(&mut self.ledger().places)
+    fn with<T>(&self, change: impl FnOnce(&mut BTreeMap<WatchedKind, KindCoverage>) -> T) -> T {
+        change(&mut self.records().kinds)
     }
 
-    /// Calls `look` for every place, without a copy. The ledger is locked meanwhile: `look` must return soon.
-    pub fn visit(&self, mut look: impl FnMut(&Place, &ScopeCoverage)) {
-        self.with(|places| places.iter().for_each(|(place, known)| look(place, known)));
+    /// Calls `visit_one` for everything that is watched, without a copy. The records are locked meanwhile: `visit_one`
+    /// must return soon.
+    pub fn visit(&self, mut visit_one: impl FnMut(&WatchedKind, &KindCoverage)) {
+        self.with(|kinds| kinds.iter().for_each(|(watched, known)| visit_one(watched, known)));
     }
 
     /// Number of gaps that have ended, by reason.
     pub fn restarts(&self) -> BTreeMap<BlindReason, u64> {
-        self.ledger().restarts.clone()
+        self.records().restarts.clone()
     }
 
-    /// Like [`Self::visit`], for the places of one kind.
-    pub fn visit_kind(&self, gvk: &Gvk, mut look: impl FnMut(&Place, &ScopeCoverage)) {
-        let first = Place { gvk: gvk.clone(), namespace: None, field_selector: None };
-        self.with(|places| {
-            let own = places.range(first..).take_while(|(place, _)| place.gvk == *gvk);
-            own.for_each(|(place, known)| look(place, known));
+    /// Like [`Self::visit`], for one kind.
+    pub fn visit_kind(&self, gvk: &Gvk, mut visit_one: impl FnMut(&WatchedKind, &KindCoverage)) {
+        let first = WatchedKind { gvk: gvk.clone(), namespace: None, field_selector: None };
+        self.with(|kinds| {
+            let own = kinds.range(first..).take_while(|(watched, _)| watched.gvk == *gvk);
+            own.for_each(|(watched, known)| visit_one(watched, known));
         });
     }
 
     /// Whether a kind is cluster-scoped; `None`: not known yet.
     pub fn is_cluster_scoped(&self, gvk: &Gvk) -> Option<bool> {
-        self.ledger().resources.get(gvk).map(|(_, namespaced)| !namespaced)
+        self.records().resources.get(gvk).map(|(_, namespaced)| !namespaced)
     }
 
-    /// A copy of all places.
-    pub fn read(&self) -> BTreeMap<Place, ScopeCoverage> {
-        self.with(|places| places.clone())
+    /// A copy of everything.
+    pub fn read(&self) -> BTreeMap<WatchedKind, KindCoverage> {
+        self.with(|kinds| kinds.clone())
     }
 
-    pub(crate) fn set(&self, place: &Place, state: State) {
-        let mut ledger = self.ledger();
-        let Ledger { places, restarts, resources, .. } = &mut *ledger;
-        let Some(known) = places.get_mut(place) else {
-            let resource = resources.get(&place.gvk).map(|(resource, _)| resource.clone());
-            places
-                .insert(place.clone(), ScopeCoverage { state, resource, gaps: VecDeque::new(), repaired: 0 });
-            self.report(&mut ledger, &place.gvk);
+    pub(crate) fn set(&self, watched: &WatchedKind, state: WatchState) {
+        let mut records = self.records();
+        let CoverageRecords { kinds, restarts, resources, .. } = &mut *records;
+        let Some(known) = kinds.get_mut(watched) else {
+            let resource = resources.get(&watched.gvk).map(|(resource, _)| resource.clone());
+            kinds.insert(
+                watched.clone(),
+                KindCoverage { state, resource, gaps: VecDeque::new(), repaired: 0 },
+            );
+            self.notify(&mut records, &watched.gvk);
             return;
         };
         let state = match (&known.state, state) {
             // Keep the start of the gap, and take the newest reason.
-            (State::Blind { since, .. }, State::Blind { blindness, .. }) => {
-                State::Blind { since: *since, blindness }
+            (WatchState::Blind { since, .. }, WatchState::Blind { blindness, .. }) => {
+                WatchState::Blind { since: *since, blindness }
             }
             // A list that is still running neither ends a gap nor replaces a synced state.
-            (State::Blind { .. } | State::Synced { .. }, State::Listing { .. } | State::Waiting) => {
+            (
+                WatchState::Blind { .. } | WatchState::Synced { .. },
+                WatchState::Listing { .. } | WatchState::Waiting,
+            ) => {
                 return;
             }
-            (State::Blind { since, blindness }, next @ (State::Synced { .. } | State::Absent)) => {
+            (
+                WatchState::Blind { since, blindness },
+                next @ (WatchState::Synced { .. } | WatchState::Absent),
+            ) => {
                 let gap = Gap { from: *since, to: clock::now(), blindness: blindness.clone() };
                 *restarts.entry(blindness.reason).or_default() += 1;
                 known.add_gap(gap);
                 next
             }
-            (State::Synced { since, version: known_version }, State::Synced { version, .. }) => {
+            (WatchState::Synced { since, version: known_version }, WatchState::Synced { version, .. }) => {
                 let newer = version.max(*known_version);
-                known.state = State::Synced { since: *since, version: newer };
+                known.state = WatchState::Synced { since: *since, version: newer };
                 return;
             }
             (_, next) => next,
         };
         if std::mem::replace(&mut known.state, state.clone()) != state {
-            self.report(&mut ledger, &place.gvk);
+            self.notify(&mut records, &watched.gvk);
         }
     }
 
     /// Sets the resource name of a kind as in RBAC rules, and whether the kind is namespaced.
-    pub(crate) fn name(&self, gvk: &Gvk, resource: &str, namespaced: bool) {
+    pub(crate) fn set_resource(&self, gvk: &Gvk, resource: &str, namespaced: bool) {
         let resource: Arc<str> = resource.into();
-        let mut ledger = self.ledger();
-        let own = ledger.places.iter_mut().filter(|(place, _)| place.gvk == *gvk);
+        let mut records = self.records();
+        let own = records.kinds.iter_mut().filter(|(watched, _)| watched.gvk == *gvk);
         own.for_each(|(_, known)| known.resource = Some(resource.clone()));
         let named = (resource, namespaced);
-        if ledger.resources.insert(gvk.clone(), named.clone()) != Some(named) {
-            self.report(&mut ledger, gvk);
+        if records.resources.insert(gvk.clone(), named.clone()) != Some(named) {
+            self.notify(&mut records, gvk);
         }
     }
 
     /// Adds objects to the count of a running list.
-    pub(crate) fn count(&self, place: &Place, more: u64) {
-        self.with(|places| {
-            if let Some(ScopeCoverage { state: State::Listing { seen, .. }, .. }) = places.get_mut(place) {
-                *seen += more;
+    pub(crate) fn count(&self, watched: &WatchedKind, objects: u64) {
+        self.with(|kinds| {
+            if let Some(KindCoverage { state: WatchState::Listing { seen, .. }, .. }) = kinds.get_mut(watched)
+            {
+                *seen += objects;
             }
         });
     }
 
-    pub(crate) fn count_repairs(&self, place: &Place, rows: u64) {
-        self.with(|places| {
-            if let Some(known) = places.get_mut(place) {
+    pub(crate) fn count_repairs(&self, watched: &WatchedKind, rows: u64) {
+        self.with(|kinds| {
+            if let Some(known) = kinds.get_mut(watched) {
                 known.repaired += rows;
             }
         });
     }
 
-    /// A copy of the places of one kind.
-    pub(crate) fn of_kind(&self, gvk: &Gvk) -> BTreeMap<Place, ScopeCoverage> {
+    /// A copy of what is watched of one kind.
+    pub(crate) fn of_kind(&self, gvk: &Gvk) -> BTreeMap<WatchedKind, KindCoverage> {
         let mut found = BTreeMap::new();
-        self.visit_kind(gvk, |place, known| drop(found.insert(place.clone(), known.clone())));
+        self.visit_kind(gvk, |watched, known| drop(found.insert(watched.clone(), known.clone())));
         found
     }
 
-    /// Removes the places of the kind that `keep` rejects. An open gap of a removed place is recorded as a gap of the
-    /// remaining places of the kind.
-    pub(crate) fn forget(&self, gvk: &Gvk, keep: impl Fn(&Place) -> bool) {
+    /// Removes what `keep` rejects of the kind. An open gap of what is removed is recorded as a gap of what remains of
+    /// the kind.
+    pub(crate) fn retain(&self, gvk: &Gvk, keep: impl Fn(&WatchedKind) -> bool) {
         let kind = self.of_kind(gvk);
-        let gone: Vec<(&Place, &ScopeCoverage)> = kind.iter().filter(|(place, _)| !keep(place)).collect();
-        if gone.is_empty() {
+        let removed: Vec<(&WatchedKind, &KindCoverage)> =
+            kind.iter().filter(|(watched, _)| !keep(watched)).collect();
+        if removed.is_empty() {
             return;
         }
-        self.report(&mut self.ledger(), gvk);
-        self.with(|places| {
-            for (place, known) in gone {
-                places.remove(place);
-                if let State::Blind { since, blindness } = &known.state {
+        self.notify(&mut self.records(), gvk);
+        self.with(|kinds| {
+            for (watched, known) in removed {
+                kinds.remove(watched);
+                if let WatchState::Blind { since, blindness } = &known.state {
                     let gap = Gap { from: *since, to: clock::now(), blindness: blindness.clone() };
-                    let others = places.iter_mut().filter(|(place, _)| place.gvk == *gvk);
+                    let others = kinds.iter_mut().filter(|(watched, _)| watched.gvk == *gvk);
                     others.for_each(|(_, known)| known.add_gap(gap.clone()));
                 }
             }
@@ -281,9 +292,9 @@ impl Coverage {
     }
 
     /// Removes kinds that no target selects any more.
-    pub(crate) fn forget_kinds(&self, gone: impl Fn(&Gvk) -> bool) {
-        let mut ledger = self.ledger();
-        ledger.places.retain(|place, _| !gone(&place.gvk));
-        ledger.resources.retain(|gvk, _| !gone(gvk));
+    pub(crate) fn remove_kinds(&self, is_removed: impl Fn(&Gvk) -> bool) {
+        let mut records = self.records();
+        records.kinds.retain(|watched, _| !is_removed(&watched.gvk));
+        records.resources.retain(|gvk, _| !is_removed(gvk));
     }
 }

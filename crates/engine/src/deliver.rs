@@ -1,8 +1,8 @@
 //! Runs all bindings of a process as tasks.
 //!
-//! In each place (an inventory in a destination) at most one task is at work: it writes a binding, or it removes what
-//! a binding has left there. [`Plan::of`] compares the wanted jobs with the running ones, and [`Deliveries::set`]
-//! carries out the plan. A task that takes a place over waits for the task before it.
+//! For each inventory in a destination at most one task is at work: it writes a binding, or it removes what a binding
+//! has left there. `JobChanges::of` compares the wanted jobs with the running ones, and [`Deliveries::set`] carries
+//! out the changes. A task that takes over a destination waits for the task before it.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use kollect_model::{
 use tokio::{sync::watch, time};
 
 use crate::{
-    export::{Binding, BindingEvent, Leftover, MayWrite, Stopped, clean, follow},
+    export::{AbandonedDestination, AttemptStopped, Binding, BindingEvent, MayWrite, clean, follow},
     schedule::{TRANSIENT_PAUSES, TerminalPauses},
     store::StoreReader,
     tasks::{Task, TaskKind, TaskName, Tasks},
@@ -24,7 +24,7 @@ use crate::{
 
 /// A binding that is wanted.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct WantedBinding {
     /// What to write, and where.
     pub binding: Arc<Binding>,
     /// Nothing is written, and the rows in the sink stay.
@@ -33,7 +33,7 @@ pub struct Wanted {
 
 /// An inventory in a destination.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct InventoryDestination {
     /// The destination.
     pub destination: Destination,
     /// Identifies the inventory in the destination.
@@ -41,19 +41,19 @@ pub struct Place {
 }
 
 impl Binding {
-    fn place(&self) -> Place {
-        Place { destination: self.destination.clone(), inventory: self.inventory.clone() }
+    fn inventory_destination(&self) -> InventoryDestination {
+        InventoryDestination { destination: self.destination.clone(), inventory: self.inventory.clone() }
     }
 }
 
-/// The bindings in `wanted` that lead to the place of an earlier one, each with the earlier one.
-pub fn duplicates(wanted: &BTreeMap<BindingName, Wanted>) -> BTreeMap<BindingName, BindingName> {
-    let mut first: BTreeMap<Place, &BindingName> = BTreeMap::new();
+/// The bindings in `wanted` that lead to the destination of an earlier one, each with the earlier one.
+pub fn duplicates(wanted: &BTreeMap<BindingName, WantedBinding>) -> BTreeMap<BindingName, BindingName> {
+    let mut first: BTreeMap<InventoryDestination, &BindingName> = BTreeMap::new();
     let mut later = BTreeMap::new();
     for (name, wanted) in wanted {
-        match first.get(&wanted.binding.place()) {
+        match first.get(&wanted.binding.inventory_destination()) {
             Some(earlier) => drop(later.insert(name.clone(), (*earlier).clone())),
-            None => drop(first.insert(wanted.binding.place(), name)),
+            None => drop(first.insert(wanted.binding.inventory_destination(), name)),
         }
     }
     later
@@ -62,94 +62,97 @@ pub fn duplicates(wanted: &BTreeMap<BindingName, Wanted>) -> BTreeMap<BindingNam
 /// Status message of a binding whose task panicked.
 const PANICKED: &str = "the task of this binding panicked and is started again; this is a bug: see the log";
 
-type Tell = dyn Fn(&BindingName, &Place, BindingEvent<'_>) + Send + Sync;
+type ReportEvent = dyn Fn(&BindingName, &InventoryDestination, BindingEvent<'_>) + Send + Sync;
 
 /// Runs the bindings that are wanted.
 pub struct Deliveries {
     rows: StoreReader,
     tasks: Tasks,
     may_write: Arc<MayWrite>,
-    tell: Arc<Tell>,
-    /// Places with a running task or a suspended binding.
-    running: BTreeMap<Place, Running>,
+    report: Arc<ReportEvent>,
+    /// Destinations with a running task or a suspended binding.
+    running: BTreeMap<InventoryDestination, RunningJob>,
     /// Tasks that are ending: they finish a write that has begun.
-    ending: BTreeMap<Place, Vec<Task>>,
+    ending: BTreeMap<InventoryDestination, Vec<Task>>,
 }
 
-/// The job of a place.
+/// The job of a destination.
 #[derive(Clone)]
 enum Job {
-    Write(BindingName, Wanted),
-    Clean(Leftover),
+    Write(BindingName, WantedBinding),
+    Clean(AbandonedDestination),
 }
 
-enum Running {
+enum RunningJob {
     Writes {
         name: BindingName,
-        wanted: Wanted,
+        wanted: WantedBinding,
         signal: watch::Sender<Option<Arc<Binding>>>,
         /// `None` if it was suspended from the beginning.
         task: Option<Task>,
     },
-    Cleans(Leftover, Task),
+    Cleans(AbandonedDestination, Task),
 }
 
 /// The steps from the running jobs to the wanted ones.
 #[derive(Default)]
-struct Plan {
+struct JobChanges {
     /// Bindings that keep their task, with their new version.
-    updates: Vec<(Place, Wanted)>,
-    /// Places whose task must end.
-    ends: Vec<Place>,
-    /// Jobs that begin, after the task that ends in their place.
-    starts: Vec<(Place, Job)>,
+    updates: Vec<(InventoryDestination, WantedBinding)>,
+    /// Destinations whose task must end.
+    ends: Vec<InventoryDestination>,
+    /// Jobs that begin, after the task that ends in their destination.
+    starts: Vec<(InventoryDestination, Job)>,
 }
 
-impl Plan {
-    /// A place that a binding writes is not cleaned.
+impl JobChanges {
+    /// A destination that a binding writes is not cleaned.
     fn of(
-        running: &BTreeMap<Place, Running>,
-        wanted: BTreeMap<BindingName, Wanted>,
-        leftovers: Vec<Leftover>,
+        running: &BTreeMap<InventoryDestination, RunningJob>,
+        wanted: BTreeMap<BindingName, WantedBinding>,
+        abandoned: Vec<AbandonedDestination>,
     ) -> Self {
-        let cleanings =
-            leftovers.into_iter().map(|leftover| (leftover.binding.place(), Job::Clean(leftover)));
-        let mut jobs: BTreeMap<Place, Job> = cleanings.collect();
+        let cleanings = abandoned
+            .into_iter()
+            .map(|abandoned| (abandoned.binding.inventory_destination(), Job::Clean(abandoned)));
+        let mut jobs: BTreeMap<InventoryDestination, Job> = cleanings.collect();
         jobs.extend(
-            wanted.into_iter().map(|(name, wanted)| (wanted.binding.place(), Job::Write(name, wanted))),
+            wanted
+                .into_iter()
+                .map(|(name, wanted)| (wanted.binding.inventory_destination(), Job::Write(name, wanted))),
         );
-        let mut plan = Self::default();
-        plan.ends.extend(running.keys().filter(|place| !jobs.contains_key(*place)).cloned());
-        for (place, job) in jobs {
-            match (running.get(&place), job) {
-                (Some(known), job) if known.goes_on_with(&job) => {
+        let mut changes = Self::default();
+        changes.ends.extend(running.keys().filter(|destination| !jobs.contains_key(*destination)).cloned());
+        for (destination, job) in jobs {
+            match (running.get(&destination), job) {
+                (Some(known), job) if known.can_continue_with(&job) => {
                     if let Job::Write(_, wanted) = job {
-                        plan.updates.push((place, wanted));
+                        changes.updates.push((destination, wanted));
                     }
                 }
                 (known, job) => {
-                    plan.ends.extend(known.map(|_| place.clone()));
-                    plan.starts.push((place, job));
+                    changes.ends.extend(known.map(|_| destination.clone()));
+                    changes.starts.push((destination, job));
                 }
             }
         }
-        plan
+        changes
     }
 }
 
-impl Running {
+impl RunningJob {
     /// Whether the task can go on with the job. A write task that has ended cannot, unless it is suspended now.
-    fn goes_on_with(&self, job: &Job) -> bool {
+    fn can_continue_with(&self, job: &Job) -> bool {
         match (self, job) {
             (Self::Writes { name, wanted: known, task, .. }, Job::Write(other, wanted)) => {
                 let is_running = task.as_ref().is_some_and(|task| !task.is_finished());
                 name == other && (wanted.suspended || is_running && !known.suspended)
             }
-            (Self::Cleans(known, _), Job::Clean(leftover)) => {
-                known.name == leftover.name
-                    && known.moved == leftover.moved
-                    && known.binding.targets == leftover.binding.targets
-                    && Arc::ptr_eq(&known.binding.sink, &leftover.binding.sink)
+            (Self::Cleans(known, _), Job::Clean(abandoned)) => {
+                known.name == abandoned.name
+                    && known.moved == abandoned.moved
+                    && known.binding.targets == abandoned.binding.targets
+                    && Arc::ptr_eq(&known.binding.sink, &abandoned.binding.sink)
             }
             _ => false,
         }
@@ -157,23 +160,23 @@ impl Running {
 }
 
 impl Deliveries {
-    /// No bindings yet. `tell` is called with what each binding does, and where.
+    /// No bindings yet. `report` is called with the events of each binding, and their destination.
     pub fn new(
         rows: StoreReader,
         tasks: Tasks,
         may_write: Arc<MayWrite>,
-        tell: impl Fn(&BindingName, &Place, BindingEvent<'_>) + Send + Sync + 'static,
+        report: impl Fn(&BindingName, &InventoryDestination, BindingEvent<'_>) + Send + Sync + 'static,
     ) -> Self {
         let (running, ending) = (BTreeMap::new(), BTreeMap::new());
-        Self { rows, tasks, may_write, tell: Arc::new(tell), running, ending }
+        Self { rows, tasks, may_write, report: Arc::new(report), running, ending }
     }
 
-    /// Writes exactly these bindings from now on, and cleans these leftovers. Of two bindings that lead to one place
-    /// the second is refused. Returns the refused ones, each with the one that is written.
+    /// Writes exactly these bindings from now on, and cleans these abandoned destinations. Of two bindings that lead to
+    /// one destination the second is refused. Returns the refused ones, each with the one that is written.
     pub fn set(
         &mut self,
-        mut wanted: BTreeMap<BindingName, Wanted>,
-        leftovers: Vec<Leftover>,
+        mut wanted: BTreeMap<BindingName, WantedBinding>,
+        abandoned: Vec<AbandonedDestination>,
     ) -> BTreeMap<BindingName, BindingName> {
         let refused = duplicates(&wanted);
         wanted.retain(|name, _| !refused.contains_key(name));
@@ -181,79 +184,83 @@ impl Deliveries {
             tasks.retain(|task| !task.is_finished());
             !tasks.is_empty()
         });
-        let Plan { updates, ends, starts } = Plan::of(&self.running, wanted, leftovers);
-        for (place, wanted) in updates {
-            self.running.entry(place).and_modify(|running| running.update(wanted));
+        let JobChanges { updates, ends, starts } = JobChanges::of(&self.running, wanted, abandoned);
+        for (destination, wanted) in updates {
+            self.running.entry(destination).and_modify(|running| running.update(wanted));
         }
-        for place in ends {
-            self.end(place);
+        for destination in ends {
+            self.end(destination);
         }
-        for (place, job) in starts {
+        for (destination, job) in starts {
             let is_suspended = matches!(&job, Job::Write(_, wanted) if wanted.suspended);
-            let before = if is_suspended { None } else { self.ending.remove(&place) };
+            let before = if is_suspended { None } else { self.ending.remove(&destination) };
             let running = match job {
                 Job::Write(name, wanted) if is_suspended => {
-                    Running::Writes { name, wanted, signal: watch::Sender::new(None), task: None }
+                    RunningJob::Writes { name, wanted, signal: watch::Sender::new(None), task: None }
                 }
                 Job::Write(name, wanted) => self.write(name, wanted, before),
-                Job::Clean(leftover) => self.clean(leftover, before),
+                Job::Clean(abandoned) => self.clean(abandoned, before),
             };
-            self.running.insert(place, running);
+            self.running.insert(destination, running);
         }
         refused
     }
 
-    /// Ends the task of a place. A write that has begun is finished; cleaning is aborted.
-    fn end(&mut self, place: Place) {
-        let task = match self.running.remove(&place) {
-            Some(Running::Writes { signal, task, .. }) => {
+    /// Ends the task of a destination. A write that has begun is finished; cleaning is aborted.
+    fn end(&mut self, destination: InventoryDestination) {
+        let task = match self.running.remove(&destination) {
+            Some(RunningJob::Writes { signal, task, .. }) => {
                 signal.send_replace(None);
                 task
             }
-            Some(Running::Cleans(_, task)) => {
+            Some(RunningJob::Cleans(_, task)) => {
                 task.abort();
                 Some(task)
             }
             None => None,
         };
-        self.ending.entry(place).or_default().extend(task);
+        self.ending.entry(destination).or_default().extend(task);
     }
 
     /// Stops everything; writes that have begun are finished. What was not cleaned stays.
     pub async fn stop(mut self) {
         let writers = std::mem::take(&mut self.running).into_values().filter_map(|running| match running {
-            Running::Writes { signal, task, .. } => {
+            RunningJob::Writes { signal, task, .. } => {
                 signal.send_replace(None);
                 task
             }
-            Running::Cleans(..) => None,
+            RunningJob::Cleans(..) => None,
         });
         join_all(writers).await;
     }
 
-    /// The function to call with what a binding does in a place.
-    fn tell_of(&self, name: &BindingName, place: Place) -> Arc<dyn Fn(BindingEvent<'_>) + Send + Sync> {
-        let (tell, name) = (self.tell.clone(), name.clone());
-        Arc::new(move |told| tell(&name, &place, told))
+    /// The function to call with the events of a binding in a destination.
+    fn report_for(
+        &self,
+        name: &BindingName,
+        destination: InventoryDestination,
+    ) -> Arc<dyn Fn(BindingEvent<'_>) + Send + Sync> {
+        let (report, name) = (self.report.clone(), name.clone());
+        Arc::new(move |event| report(&name, &destination, event))
     }
 
     /// Writes a binding. If its task panics it is started again after a pause, or when the binding changes.
-    fn write(&self, name: BindingName, wanted: Wanted, mut before: Option<Vec<Task>>) -> Running {
+    fn write(&self, name: BindingName, wanted: WantedBinding, mut before: Option<Vec<Task>>) -> RunningJob {
         let (signal, receiver) = watch::channel(Some(wanted.binding.clone()));
         let (rows, may_write, mut changed) = (self.rows.clone(), self.may_write.clone(), receiver.clone());
-        let tell = self.tell_of(&name, wanted.binding.place());
-        let heard = tell.clone();
+        let report = self.report_for(&name, wanted.binding.inventory_destination());
+        let report_event = report.clone();
         let work = move || {
             let (receiver, rows, may_write) = (receiver.clone(), rows.clone(), may_write.clone());
-            let (tell, before) = (heard.clone(), before.take());
+            let (report, before) = (report_event.clone(), before.take());
             async move {
                 join_all(before.into_iter().flatten()).await;
-                follow(receiver, &rows, &*may_write, |told| tell(told)).await;
+                follow(receiver, &rows, &*may_write, |event| report(event)).await;
             }
         };
         let panicked = move |pause| {
             let error = SinkError::new(SinkReason::WriteFailed, PANICKED);
-            tell(BindingEvent::Failed { error: &error, pause: Some(pause) });
+            report(BindingEvent::Failed { error: &error, pause: Some(pause) });
             changed.mark_unchanged();
             let mut changed = changed.clone();
             async move {
@@ -266,36 +273,36 @@ impl Deliveries {
             }
         };
         let task = self.tasks.restarted(TaskName::of_binding(TaskKind::Binding, &name), work, panicked);
-        Running::Writes { name, wanted, signal, task: Some(task) }
+        RunningJob::Writes { name, wanted, signal, task: Some(task) }
     }
 
-    /// Removes what a binding has left in a place; retries until that succeeds.
-    fn clean(&self, leftover: Leftover, mut before: Option<Vec<Task>>) -> Running {
-        let tell = self.tell_of(&leftover.name, leftover.binding.place());
+    /// Removes what a binding has left in a destination; retries until that succeeds.
+    fn clean(&self, abandoned: AbandonedDestination, mut before: Option<Vec<Task>>) -> RunningJob {
+        let report = self.report_for(&abandoned.name, abandoned.binding.inventory_destination());
         let (rows, may_write) = (self.rows.clone(), self.may_write.clone());
-        let (job, heard, moved) = (Arc::new(leftover.clone()), tell.clone(), leftover.moved);
+        let (job, report_event, moved) = (Arc::new(abandoned.clone()), report.clone(), abandoned.moved);
         let work = move || {
             let (job, rows, may_write) = (job.clone(), rows.clone(), may_write.clone());
-            let (tell, before) = (heard.clone(), before.take());
+            let (report, before) = (report_event.clone(), before.take());
             async move {
                 join_all(before.into_iter().flatten()).await;
-                clean_until_done(&job, &rows, &*may_write, |told| tell(told)).await;
+                clean_until_done(&job, &rows, &*may_write, |event| report(event)).await;
             }
         };
         let panicked = move |pause| {
             let error = SinkError::new(SinkReason::WriteFailed, PANICKED);
-            tell(BindingEvent::NotCleaned { error: &error, pause, moved });
+            report(BindingEvent::NotCleaned { error: &error, pause, moved });
             time::sleep(pause)
         };
-        let name = TaskName::of_binding(TaskKind::Cleaning, &leftover.name);
+        let name = TaskName::of_binding(TaskKind::Cleaning, &abandoned.name);
         let task = self.tasks.restarted(name, work, panicked);
-        Running::Cleans(leftover, task)
+        RunningJob::Cleans(abandoned, task)
     }
 }
 
-impl Running {
+impl RunningJob {
     /// Takes over another version of the same binding.
-    fn update(&mut self, new: Wanted) {
+    fn update(&mut self, new: WantedBinding) {
         let Self::Writes { wanted, signal, .. } = self else { return };
         if new.suspended {
             // The task finishes a write that has begun, and ends.
@@ -313,28 +320,28 @@ impl Running {
 
 /// Removes what a binding wrote; retries until that succeeds or this process may not write any more.
 async fn clean_until_done(
-    leftover: &Leftover,
+    abandoned: &AbandonedDestination,
     rows: &StoreReader,
     may_write: &MayWrite,
-    tell: impl Fn(BindingEvent<'_>),
+    report: impl Fn(BindingEvent<'_>),
 ) {
-    let moved = leftover.moved;
+    let moved = abandoned.moved;
     let (mut backoff, mut terminal) = (TRANSIENT_PAUSES, TerminalPauses::default());
     loop {
-        let error = match clean(leftover, rows, may_write).await {
+        let error = match clean(abandoned, rows, may_write).await {
             Ok(cleaned) => {
-                tell(BindingEvent::Cleaned { cleaned: &cleaned, moved });
+                report(BindingEvent::Cleaned { cleaned: &cleaned, moved });
                 return;
             }
-            Err(Stopped::Sink(error)) => error,
-            Err(Stopped::MayNotWrite | Stopped::Breaker(_)) => return,
+            Err(AttemptStopped::Sink(error)) => error,
+            Err(AttemptStopped::MayNotWrite | AttemptStopped::Breaker(_)) => return,
         };
         let pause: Duration = match error.class() {
             ErrorClass::Transient => backoff.next(fastrand::f64()),
             _ if error.reason == SinkReason::Fenced => backoff.next(fastrand::f64()),
             ErrorClass::Terminal | ErrorClass::Forbidden => terminal.next_pause(),
         };
-        tell(BindingEvent::NotCleaned { error: &error, pause, moved });
+        report(BindingEvent::NotCleaned { error: &error, pause, moved });
         time::sleep(pause).await;
     }
 }

@@ -1,6 +1,6 @@
 //! The changes that make a sink hold the rows of a snapshot.
 
-use kollect_model::batch::{Baseline, Changed, Delta, Removed};
+use kollect_model::batch::{Baseline, ChangedRow, Delta, RemovedRow};
 
 use crate::store::Snapshot;
 
@@ -11,12 +11,12 @@ pub fn difference(baseline: &Baseline, snapshot: &Snapshot) -> Delta {
         match baseline.get(key) {
             None => delta.added.push(row.clone()),
             Some(digest) if *digest != row.digest => {
-                delta.changed.push(Changed { before: None, after: row.clone() });
+                delta.changed.push(ChangedRow { before: None, after: row.clone() });
             }
             Some(_) => {}
         }
     }
-    let gone = baseline.keys().filter(|key| snapshot.knows_gone(key));
-    delta.removed = gone.map(|key| Removed { key: key.clone(), before: None }).collect();
+    let removed = baseline.keys().filter(|key| snapshot.knows_gone(key));
+    delta.removed = removed.map(|key| RemovedRow { key: key.clone(), before: None }).collect();
     delta
 }

@@ -22,19 +22,20 @@ use kollect_model::{row::TargetId, sink::SinkError};
 use tokio::sync::watch;
 
 use crate::store::{Snapshot, StoreReader, Visibility};
-pub use binding::{Binding, BindingEvent, LastChecksum, MayWrite, Open, RowFilter};
-pub use claims::{ClaimChecks, CurrentClaim, Sibling, Siblings};
+pub use binding::{Binding, BindingEvent, LastChecksum, MayWrite, OpenSink, RowFilter};
+pub use claims::{ClaimChecks, CurrentClaim, SiblingBinding, SiblingBindings};
 pub(crate) use clean::clean;
-pub use clean::{Cleaned, Leftover};
+pub use clean::{AbandonedDestination, CleaningOutcome};
 pub use coverage::coverage;
-pub use guard::{HeldRemovals, RemovalGuard, Selection};
+pub use guard::{HeldRemovals, RemovalGuard, SelectionDigests};
 use outcome::ClaimedSink;
 pub use outcome::{KeptRows, Outcome};
 pub use progress::{
-    Acknowledged, Acknowledgement, BindingProgress, Doing, LATE, Late, NamespaceRows, Pending, ProgressNow,
+    Acknowledged, Acknowledgement, Activity, BindingProgress, LATE, LateReason, NamespaceRows, Pending,
+    ProgressSnapshot,
 };
-pub(crate) use state::Stopped;
-use state::{State, Woken};
+pub(crate) use state::AttemptStopped;
+use state::{RunningBinding, WakeReason};
 
 /// Brings a sink up to date once, with a snapshot that was taken before.
 pub async fn export(binding: &Binding, snapshot: &Snapshot) -> Result<Outcome, SinkError> {
@@ -42,9 +43,10 @@ pub async fn export(binding: &Binding, snapshot: &Snapshot) -> Result<Outcome, S
     let granted = claims::claim(binding, &*sink, 0).await?;
     let mut sink = ClaimedSink::new(sink, granted, binding);
     let difference = sink.compare(binding, snapshot, snapshot.visibilities()).await?;
-    let receipt =
-        sink.write(binding, &difference.delta, snapshot.reached.all(), snapshot.visibilities()).await?;
-    Ok(difference.written(receipt, 0).0)
+    let receipt = sink
+        .write(binding, &difference.delta, snapshot.reached.visible_up_to(), snapshot.visibilities())
+        .await?;
+    Ok(difference.into_outcome(receipt, 0).0)
 }
 
 /// Keeps a sink up to date for as long as `wanted` holds a binding; a write that has begun is finished. Changes of
@@ -53,7 +55,7 @@ pub async fn follow(
     mut wanted: watch::Receiver<Option<Arc<Binding>>>,
     rows: &StoreReader,
     may_write: &MayWrite,
-    tell: impl Fn(BindingEvent<'_>),
+    report: impl Fn(BindingEvent<'_>),
 ) {
     // Nothing is written before every kind has been seen or is known to be blind.
     let binding = loop {
@@ -61,12 +63,12 @@ pub async fn follow(
         tokio::select! {
             // The loop below checks `wanted` again.
             biased;
-            () = settled(rows, &binding.targets) => break binding,
+            () = wait_until_seen(rows, &binding.targets) => break binding,
             changed = wanted.changed() => if changed.is_err() { return },
         }
     };
-    let mut state = State::new(binding, rows, may_write);
-    let mut woken = Woken::Changed;
+    let mut state = RunningBinding::new(binding, rows, may_write);
+    let mut woken = WakeReason::Changed;
     loop {
         match wanted.has_changed() {
             Ok(false) => {}
@@ -80,22 +82,22 @@ pub async fn follow(
         let attempted = tokio::select! {
             // The second branch only reports that the first one takes long.
             biased;
-            attempted = state.act(&woken, &tell) => attempted,
-            () = progress.watch(cadence, || tell(BindingEvent::Late)) => return,
+            attempted = state.act(&woken, &report) => attempted,
+            () = progress.watch(cadence, || report(BindingEvent::Late)) => return,
         };
         progress.end();
         woken = match attempted {
-            Ok(()) => state.wait(&mut wanted, &tell).await,
+            Ok(()) => state.wait(&mut wanted, &report).await,
             Err(stopped) => {
-                let Some(pause) = state.stopped(stopped, &tell) else { return };
-                state.rest(pause, &mut wanted).await
+                let Some(pause) = state.stopped(stopped, &report) else { return };
+                state.pause(pause, &mut wanted).await
             }
         };
     }
 }
 
 /// Returns when every kind of the targets has been seen or is known to be blind.
-async fn settled(rows: &StoreReader, targets: &[TargetId]) {
+async fn wait_until_seen(rows: &StoreReader, targets: &[TargetId]) {
     let mut visibilities = rows.visibility_changes();
     while rows.visibilities(targets).values().any(|visibility| *visibility == Visibility::Pending) {
         // The sender lives as long as the reader.

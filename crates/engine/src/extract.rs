@@ -32,15 +32,15 @@ use kollect_model::{
 };
 use serde_json::value::RawValue;
 
-pub(crate) use self::cel::{Expression, Scope};
+pub(crate) use self::cel::{CelVariables, Expression};
 use self::{
-    helm::{Field, HelmError},
+    helm::{HelmError, HelmField},
     jsonpath::Path,
-    resource::Resource,
-    types::Type,
+    resource::CompiledResourceExport,
+    types::AttributeType,
 };
 use crate::{
-    json::{Json, Map, Projection},
+    json::{Json, JsonMap, Projection},
     scrub::{self, Scrubber},
     store::{NullAttribute, NullCause},
     watch::Metadata,
@@ -61,10 +61,10 @@ pub struct OptIns {
 impl OptIns {
     /// The opt-ins in annotations; only the exact value `"true"` counts.
     pub fn of(annotations: &BTreeMap<String, String>) -> Self {
-        let says_true = |key: &str| annotations.get(key).is_some_and(|value| value == "true");
+        let is_true = |key: &str| annotations.get(key).is_some_and(|value| value == "true");
         Self {
-            secret_extraction: says_true(ALLOW_SECRET_EXTRACTION),
-            full_resource: says_true(ALLOW_FULL_RESOURCE_EXPORT),
+            secret_extraction: is_true(ALLOW_SECRET_EXTRACTION),
+            full_resource: is_true(ALLOW_FULL_RESOURCE_EXPORT),
             operator_must_name: None,
         }
     }
@@ -85,7 +85,7 @@ impl OptIns {
 
 /// What an administrator adds to every profile.
 #[derive(Clone, Debug, Default)]
-pub struct Policy {
+pub struct ExtractPolicy {
     /// More keys whose values are redacted.
     pub scrub_keys: Vec<String>,
     /// More kinds (group and kind) whose `data` and `stringData` are treated like those of Secrets.
@@ -99,24 +99,28 @@ pub struct CompiledProfile {
     /// Possible mistakes that are no errors.
     pub warnings: Vec<SpecError>,
     attributes: Vec<CompiledAttribute>,
-    resource: Option<Resource>,
+    resource: Option<CompiledResourceExport>,
     projection: Projection,
     /// What CEL expressions read of objects; `helm`: what is read of Helm releases.
     cel: Projection,
     helm: Option<Projection>,
     reads_namespace: bool,
-    guard: Guard,
+    secret_fields: SecretFields,
 }
 
 /// Removes secrets from an object before expressions read it.
-struct Guard {
+struct SecretFields {
     scrubber: Scrubber,
     secret_extraction: bool,
     sensitive_kinds: Vec<(String, String)>,
 }
 
-impl Guard {
-    fn new<'k>(policy: &'k Policy, more_keys: impl Iterator<Item = &'k String>, opt_ins: &OptIns) -> Self {
+impl SecretFields {
+    fn new<'k>(
+        policy: &'k ExtractPolicy,
+        more_keys: impl Iterator<Item = &'k String>,
+        opt_ins: &OptIns,
+    ) -> Self {
         Self {
             scrubber: Scrubber::new(policy.scrub_keys.iter().chain(more_keys)),
             secret_extraction: opt_ins.secret_extraction,
@@ -126,10 +130,10 @@ impl Guard {
 
     /// Removes what no expression may read, and adds `apiVersion` and `kind`, which items of a list lack: a row must
     /// not depend on how its object was sent.
-    fn prepare(&self, fields: &mut Map<'_>, gvk: &Gvk, reads: impl Fn(&str) -> bool) {
+    fn prepare(&self, fields: &mut JsonMap<'_>, gvk: &Gvk, reads: impl Fn(&str) -> bool) {
         let listed = |(group, kind): &(String, String)| *group == gvk.group && *kind == gvk.kind;
         let sensitive = scrub::is_secret(gvk) || self.sensitive_kinds.iter().any(listed);
-        scrub::strip(fields, sensitive && !self.secret_extraction);
+        scrub::remove_hidden_fields(fields, sensitive && !self.secret_extraction);
         if let Some(Json::Map(data)) = fields.get_mut("data")
             && scrub::is_secret(gvk)
         {
@@ -148,22 +152,22 @@ impl Guard {
 
 struct CompiledAttribute {
     name: Arc<str>,
-    source: Source,
+    source: AttributeSource,
     /// What the attribute reads of the object.
     projection: Projection,
-    type_: Option<Type>,
+    type_: Option<AttributeType>,
     optional: bool,
 }
 
-enum Source {
+enum AttributeSource {
     Path(Path),
     Cel(Box<Expression>),
-    Helm(Field),
+    Helm(HelmField),
 }
 
 /// How much of an object a profile reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Needs {
+pub enum ProfileNeeds {
     /// Nothing but `metadata`: the watch can ask for metadata only.
     MetadataOnly,
     /// Some fields.
@@ -182,7 +186,7 @@ pub struct Extracted {
 }
 
 /// The JSON text of a value, without spare capacity; the buffer is reused.
-fn in_one_piece(value: &Json<'_>) -> Result<Box<RawValue>, ExtractError> {
+fn to_raw_json(value: &Json<'_>) -> Result<Box<RawValue>, ExtractError> {
     thread_local! {
         static BUFFER: RefCell<String> = const { RefCell::new(String::new()) };
     }
@@ -208,8 +212,8 @@ fn namespace_object<'a>(metadata: &Metadata, scrubber: &Scrubber) -> Json<'a> {
         (Cow::Borrowed("annotations"), map(&metadata.annotations)),
     ];
     let metadata = Json::Map(entries.into_iter().collect());
-    let mut namespace: Map<'_> = [(Cow::Borrowed("metadata"), metadata)].into_iter().collect();
-    scrub::strip(&mut namespace, false);
+    let mut namespace: JsonMap<'_> = [(Cow::Borrowed("metadata"), metadata)].into_iter().collect();
+    scrub::remove_hidden_fields(&mut namespace, false);
     scrubber.scrub(&mut namespace);
     Json::Map(namespace)
 }
@@ -238,15 +242,15 @@ impl CompiledProfile {
     pub fn compile(
         spec: &KollectProfileSpec,
         opt_ins: &OptIns,
-        policy: &Policy,
+        policy: &ExtractPolicy,
     ) -> Result<Self, Vec<SpecError>> {
         let mut errors = Vec::new();
         let mut warnings = Vec::new();
         let mut attributes = Vec::with_capacity(spec.attributes.len());
-        let compiler = Compiler { gvk: &spec.target_gvk, opt_ins };
+        let compiler = ProfileCompiler { gvk: &spec.target_gvk, opt_ins };
         for (index, attribute) in spec.attributes.iter().enumerate() {
             let field = format!("spec.attributes[{index}]");
-            if !attribute.type_.is_empty() && Type::named(&attribute.type_).is_none() {
+            if !attribute.type_.is_empty() && AttributeType::named(&attribute.type_).is_none() {
                 let problem =
                     "is not enforced; known: string, int, number, bool, list, map, timestamp, quantity";
                 warnings.push(SpecError::new(
@@ -268,19 +272,20 @@ impl CompiledProfile {
             return Err(errors);
         }
         let prune = spec.export.as_ref().and_then(|export| export.prune.as_ref());
-        let guard = Guard::new(policy, prune.iter().flat_map(|prune| &prune.scrub_keys), opt_ins);
+        let secret_fields =
+            SecretFields::new(policy, prune.iter().flat_map(|prune| &prune.scrub_keys), opt_ins);
         let mut profile = Self {
             gvk: spec.target_gvk.clone(),
             warnings,
             reads_namespace: attributes
                 .iter()
-                .any(|a| matches!(&a.source, Source::Cel(e) if e.reads_namespace())),
+                .any(|a| matches!(&a.source, AttributeSource::Cel(e) if e.reads_namespace())),
             projection: Projection::default(),
             cel: Projection::default(),
             helm: None,
             attributes,
             resource,
-            guard,
+            secret_fields,
         };
         profile.project();
         Ok(profile)
@@ -291,9 +296,9 @@ impl CompiledProfile {
         for attribute in &self.attributes {
             self.projection = self.projection.union(&attribute.projection);
             match &attribute.source {
-                Source::Path(_) => {}
-                Source::Cel(_) => self.cel = self.cel.union(&attribute.projection),
-                Source::Helm(field) => field.project(self.helm.get_or_insert_default()),
+                AttributeSource::Path(_) => {}
+                AttributeSource::Cel(_) => self.cel = self.cel.union(&attribute.projection),
+                AttributeSource::Helm(field) => field.project(self.helm.get_or_insert_default()),
             }
         }
         if let Some(resource) = &self.resource {
@@ -302,8 +307,8 @@ impl CompiledProfile {
         if self.helm.is_some() {
             self.projection.key("data").key("release").take_all();
         }
-        scrub::read_names(&mut self.projection);
-        self.helm.iter_mut().for_each(scrub::read_names);
+        scrub::add_redaction_fields(&mut self.projection);
+        self.helm.iter_mut().for_each(scrub::add_redaction_fields);
     }
 
     /// Whether an expression reads the object's namespace.
@@ -312,13 +317,13 @@ impl CompiledProfile {
     }
 
     /// How much of an object the profile reads.
-    pub fn needs(&self) -> Needs {
-        if self.projection.is_whole() {
-            Needs::Everything
+    pub fn needs(&self) -> ProfileNeeds {
+        if self.projection.is_everything() {
+            ProfileNeeds::Everything
         } else if self.projection.reads_only("metadata") {
-            Needs::MetadataOnly
+            ProfileNeeds::MetadataOnly
         } else {
-            Needs::Fields
+            ProfileNeeds::Fields
         }
     }
 
@@ -335,24 +340,25 @@ impl CompiledProfile {
             return Err(ExtractError::Object("it is not a map of fields".into()));
         };
         let release = self.release(&fields);
-        let whole = self.resource.is_some();
-        self.guard.prepare(&mut fields, gvk, |key| whole || self.projection.of_key(key).is_some());
+        let exports_object = self.resource.is_some();
+        self.secret_fields
+            .prepare(&mut fields, gvk, |key| exports_object || self.projection.of_key(key).is_some());
         let object = Json::Map(fields);
         let namespace = namespace.filter(|_| self.reads_namespace);
-        let namespace = namespace.map(|metadata| namespace_object(metadata, &self.guard.scrubber));
+        let namespace = namespace.map(|metadata| namespace_object(metadata, &self.secret_fields.scrubber));
         let mut nulls = Vec::new();
         let mut attributes =
-            Reading::new(self, &object, namespace.as_ref(), release.as_ref()).attributes(&mut nulls)?;
+            ObjectReading::new(self, &object, namespace.as_ref(), release.as_ref()).attributes(&mut nulls)?;
         if let (Some(resource), Json::Map(fields)) = (&self.resource, object) {
             attributes.insert(&*resource.name, resource.build(fields));
         }
-        self.guard.scrubber.scrub(&mut attributes);
-        let attributes = in_one_piece(&Json::Map(attributes))?.into();
+        self.secret_fields.scrubber.scrub(&mut attributes);
+        let attributes = to_raw_json(&Json::Map(attributes))?.into();
         Ok(Extracted { attributes, nulls })
     }
 
     /// The Helm release of a Secret, decoded if the profile reads one.
-    fn release(&self, fields: &Map<'_>) -> Option<Result<String, HelmError>> {
+    fn release(&self, fields: &JsonMap<'_>) -> Option<Result<String, HelmError>> {
         self.helm.as_ref().map(|_| {
             let data = fields.get("data").and_then(|data| data.get("release"));
             helm::decode(data.and_then(Json::as_str))
@@ -361,15 +367,15 @@ impl CompiledProfile {
 }
 
 /// The extraction of one object. What several attributes share is computed once.
-struct Reading<'r, 'a> {
+struct ObjectReading<'r, 'a> {
     profile: &'a CompiledProfile,
     object: &'r Json<'a>,
     namespace: Option<&'r Json<'a>>,
-    scope: OnceCell<Scope<'r>>,
+    variables: OnceCell<CelVariables<'r>>,
     release: Option<Result<Json<'a>, HelmError>>,
 }
 
-impl<'r, 'a> Reading<'r, 'a> {
+impl<'r, 'a> ObjectReading<'r, 'a> {
     fn new(
         profile: &'a CompiledProfile,
         object: &'r Json<'a>,
@@ -378,14 +384,19 @@ impl<'r, 'a> Reading<'r, 'a> {
     ) -> Self {
         let read = |text: &'a String| {
             let projection = profile.helm.as_ref().unwrap_or(&profile.projection);
-            helm::read(text, projection, profile.guard.secret_extraction, &profile.guard.scrubber)
+            helm::read(
+                text,
+                projection,
+                profile.secret_fields.secret_extraction,
+                &profile.secret_fields.scrubber,
+            )
         };
         let release = release.map(|text| text.as_ref().map_err(|error| *error).and_then(read));
-        Self { profile, object, namespace, scope: OnceCell::new(), release }
+        Self { profile, object, namespace, variables: OnceCell::new(), release }
     }
 
-    fn attributes(&self, nulls: &mut Vec<NullAttribute>) -> Result<Map<'a>, ExtractError> {
-        let mut attributes = Map::with_capacity(self.profile.attributes.len() + 1);
+    fn attributes(&self, nulls: &mut Vec<NullAttribute>) -> Result<JsonMap<'a>, ExtractError> {
+        let mut attributes = JsonMap::with_capacity(self.profile.attributes.len() + 1);
         for attribute in &self.profile.attributes {
             let (value, mut cause) = match self.value(attribute) {
                 // A redacted value has no parts and cannot be computed with; that is no error of the object.
@@ -424,18 +435,19 @@ impl<'r, 'a> Reading<'r, 'a> {
     fn is_redacted(&self, attribute: &CompiledAttribute) -> bool {
         let namespace = self.namespace.filter(|_| !attribute.is_path());
         scrub::reads_marker(&attribute.projection, self.object)
-            || namespace.is_some_and(|namespace| scrub::reads_marker(&Projection::whole(), namespace))
+            || namespace.is_some_and(|namespace| scrub::reads_marker(&Projection::everything(), namespace))
     }
 
     fn value(&self, attribute: &CompiledAttribute) -> Result<Json<'a>, String> {
         match &attribute.source {
-            Source::Path(path) => path.value(self.object),
-            Source::Cel(expression) => {
-                let scope =
-                    self.scope.get_or_init(|| Scope::new(self.object, &self.profile.cel, self.namespace));
-                expression.evaluate(scope).map_err(|error| error.to_string())
+            AttributeSource::Path(path) => path.value(self.object),
+            AttributeSource::Cel(expression) => {
+                let variables = self
+                    .variables
+                    .get_or_init(|| CelVariables::new(self.object, &self.profile.cel, self.namespace));
+                expression.evaluate(variables).map_err(|error| error.to_string())
             }
-            Source::Helm(field) => match &self.release {
+            AttributeSource::Helm(field) => match &self.release {
                 Some(Ok(release)) => Ok(field.value(release)),
                 Some(Err(error)) => Err(error.to_string()),
                 None => Err(HelmError::Missing.to_string()),
@@ -446,11 +458,11 @@ impl<'r, 'a> Reading<'r, 'a> {
 
 impl CompiledAttribute {
     fn is_path(&self) -> bool {
-        matches!(self.source, Source::Path(_))
+        matches!(self.source, AttributeSource::Path(_))
     }
 
     fn yields_list(&self) -> bool {
-        matches!(&self.source, Source::Path(path) if !path.is_definite())
+        matches!(&self.source, AttributeSource::Path(path) if !path.is_definite())
     }
 }
 
@@ -458,18 +470,18 @@ impl CompiledAttribute {
 pub(crate) struct MatchPolicy {
     expression: Expression,
     projection: Projection,
-    guard: Guard,
+    secret_fields: SecretFields,
 }
 
 impl MatchPolicy {
-    pub(crate) fn compile(text: &str, field: &str, policy: &Policy) -> Result<Self, SpecError> {
+    pub(crate) fn compile(text: &str, field: &str, policy: &ExtractPolicy) -> Result<Self, SpecError> {
         let expression =
             Expression::compile(text).map_err(|error| with_caret(field, text, error.at, &error.problem))?;
         let mut projection = Projection::default();
         expression.project(&mut projection);
-        scrub::read_names(&mut projection);
-        let guard = Guard::new(policy, std::iter::empty(), &OptIns::default());
-        Ok(Self { expression, projection, guard })
+        scrub::add_redaction_fields(&mut projection);
+        let secret_fields = SecretFields::new(policy, std::iter::empty(), &OptIns::default());
+        Ok(Self { expression, projection, secret_fields })
     }
 
     /// Whether nothing but `metadata` is read.
@@ -482,12 +494,12 @@ impl MatchPolicy {
     }
 
     /// Whether the policy is true. It can read no more than a profile without opt-ins.
-    pub(crate) fn agrees(&self, gvk: &Gvk, raw: &RawValue, namespace: Option<&Metadata>) -> bool {
+    pub(crate) fn matches(&self, gvk: &Gvk, raw: &RawValue, namespace: Option<&Metadata>) -> bool {
         let Ok(Json::Map(mut fields)) = Json::read(raw.get(), &self.projection) else { return false };
-        self.guard.prepare(&mut fields, gvk, |key| self.projection.of_key(key).is_some());
+        self.secret_fields.prepare(&mut fields, gvk, |key| self.projection.of_key(key).is_some());
         let namespace = namespace.filter(|_| self.expression.reads_namespace());
-        let namespace = namespace.map(|metadata| namespace_object(metadata, &self.guard.scrubber));
-        self.expression.is_true(&Scope::new(&Json::Map(fields), &self.projection, namespace.as_ref()))
+        let namespace = namespace.map(|metadata| namespace_object(metadata, &self.secret_fields.scrubber));
+        self.expression.is_true(&CelVariables::new(&Json::Map(fields), &self.projection, namespace.as_ref()))
     }
 }
 
@@ -498,12 +510,12 @@ impl std::fmt::Debug for MatchPolicy {
 }
 
 /// Turns the parts of a spec into their compiled form.
-struct Compiler<'a> {
+struct ProfileCompiler<'a> {
     gvk: &'a Gvk,
     opt_ins: &'a OptIns,
 }
 
-impl Compiler<'_> {
+impl ProfileCompiler<'_> {
     fn attribute(&self, attribute: &Attribute, field: &str) -> Result<CompiledAttribute, SpecError> {
         let text = attribute.path.trim();
         let mut projection = Projection::default();
@@ -511,24 +523,24 @@ impl Compiler<'_> {
             let expression = Expression::compile(expression)
                 .map_err(|error| with_caret(field, expression, error.at, &error.problem))?;
             expression.project(&mut projection);
-            Source::Cel(Box::new(expression))
+            AttributeSource::Cel(Box::new(expression))
         } else if let Some(name) = text.strip_prefix("helm:release.") {
             if !scrub::is_secret(self.gvk) {
                 let problem = "Helm releases are in Secrets: set targetGVK to version v1, kind Secret";
                 return Err(with_caret(field, text, None, problem));
             }
             let refused = |problem: String| with_caret(field, text, Some("helm:release.".len()), &problem);
-            let helm_field = Field::parse(name).map_err(refused)?;
+            let helm_field = HelmField::parse(name).map_err(refused)?;
             if let Some(guarded) = helm_field.guarded().filter(|_| !self.opt_ins.secret_extraction) {
                 let how = self.opt_ins.how_to_extract_secrets();
                 return Err(refused(format!("{guarded} may hold secrets: {how}")));
             }
-            Source::Helm(helm_field)
+            AttributeSource::Helm(helm_field)
         } else {
             let path =
                 Path::parse(text).map_err(|error| with_caret(field, text, Some(error.at), &error.problem))?;
             path.project(&mut projection);
-            Source::Path(path)
+            AttributeSource::Path(path)
         };
         let reads_data = projection.has_key("data") || projection.has_key("stringData");
         if scrub::is_secret(self.gvk) && reads_data && !self.opt_ins.secret_extraction {
@@ -539,12 +551,12 @@ impl Compiler<'_> {
             name: attribute.name.as_str().into(),
             source,
             projection,
-            type_: Type::named(&attribute.type_),
+            type_: AttributeType::named(&attribute.type_),
             optional: attribute.optional,
         })
     }
 
-    fn resource(&self, spec: &KollectProfileSpec) -> Result<Option<Resource>, Vec<SpecError>> {
+    fn resource(&self, spec: &KollectProfileSpec) -> Result<Option<CompiledResourceExport>, Vec<SpecError>> {
         let Some(export) = spec.export.as_ref().filter(|export| export.mode == ExportMode::Resource) else {
             return Ok(None);
         };
@@ -554,11 +566,11 @@ impl Compiler<'_> {
             );
             return Err(vec![SpecError::new("spec.export.mode", &"Resource".into(), problem)]);
         }
-        Resource::compile(export).map(Some)
+        CompiledResourceExport::compile(export).map(Some)
     }
 }
 
-/// An error about a text, with the text and a caret below the place.
+/// An error about a text, with the text and a caret below the position.
 fn with_caret(field: impl Into<String>, text: &str, at: Option<usize>, problem: &str) -> SpecError {
     let problem = match at {
         Some(at) => format!("{problem}\n    {}\n    {}^", text.replace(['\n', '\t'], " "), " ".repeat(at)),

@@ -18,14 +18,14 @@ pub(crate) enum Json<'a> {
     Number(Cow<'a, str>),
     String(Cow<'a, str>),
     List(Vec<Json<'a>>),
-    Map(Map<'a>),
+    Map(JsonMap<'a>),
 }
 
 /// Keys in ascending order, without repetition.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Map<'a>(Vec<(Cow<'a, str>, Json<'a>)>);
+pub(crate) struct JsonMap<'a>(Vec<(Cow<'a, str>, Json<'a>)>);
 
-impl<'a> Map<'a> {
+impl<'a> JsonMap<'a> {
     pub(crate) fn with_capacity(entries: usize) -> Self {
         Self(Vec::with_capacity(entries))
     }
@@ -69,7 +69,7 @@ impl<'a> Map<'a> {
     }
 }
 
-impl<'a> FromIterator<(Cow<'a, str>, Json<'a>)> for Map<'a> {
+impl<'a> FromIterator<(Cow<'a, str>, Json<'a>)> for JsonMap<'a> {
     /// Of repeated keys the last one counts.
     fn from_iter<I: IntoIterator<Item = (Cow<'a, str>, Json<'a>)>>(entries: I) -> Self {
         let mut entries: Vec<_> = entries.into_iter().collect();
@@ -131,7 +131,7 @@ impl<'a> Json<'a> {
 
     /// Reads what the projection names.
     pub(crate) fn read(text: &'a str, projection: &Projection) -> Result<Self, ReadError> {
-        let mut reader = Reader { text, at: 0, depth: 0 };
+        let mut reader = JsonReader { text, at: 0, depth: 0 };
         reader.space();
         let value = reader.value(projection)?;
         reader.space();
@@ -198,7 +198,7 @@ fn write_string(text: &str, out: &mut String) {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Projection {
     /// Everything from here on.
-    whole: bool,
+    everything: bool,
     keys: BTreeMap<String, Projection>,
     /// Every item of a list, every value of a map.
     each: Option<Box<Projection>>,
@@ -206,17 +206,17 @@ pub(crate) struct Projection {
 
 impl Projection {
     /// A projection of everything.
-    pub(crate) fn whole() -> Self {
-        Self { whole: true, ..Self::default() }
+    pub(crate) fn everything() -> Self {
+        Self { everything: true, ..Self::default() }
     }
 
-    pub(crate) fn is_whole(&self) -> bool {
-        self.whole
+    pub(crate) fn is_everything(&self) -> bool {
+        self.everything
     }
 
     /// Asks for everything from here on.
     pub(crate) fn take_all(&mut self) {
-        *self = Self::whole();
+        *self = Self::everything();
     }
 
     /// The projection of a key's value.
@@ -236,7 +236,7 @@ impl Projection {
 
     /// Whether nothing but the value of this key is read.
     pub(crate) fn reads_only(&self, key: &str) -> bool {
-        !self.whole && self.each.is_none() && self.keys.keys().all(|known| known == key)
+        !self.everything && self.each.is_none() && self.keys.keys().all(|known| known == key)
     }
 
     /// The projections of everything directly below.
@@ -251,18 +251,18 @@ impl Projection {
 
     /// What is read of every item of a list.
     pub(crate) fn of_items(&self) -> Option<&Projection> {
-        if self.whole { Some(self) } else { self.each.as_deref() }
+        if self.everything { Some(self) } else { self.each.as_deref() }
     }
 
     fn reads_nothing(&self) -> bool {
-        !self.whole && self.keys.is_empty() && self.each.is_none()
+        !self.everything && self.keys.is_empty() && self.each.is_none()
     }
 
     /// What is read of a key's value; `None`: nothing.
     pub(crate) fn of_key(&self, key: &str) -> Option<Cow<'_, Projection>> {
         let (named, each) = (self.keys.get(key), self.each.as_deref());
         match (named, each) {
-            _ if self.whole => Some(Cow::Borrowed(self)),
+            _ if self.everything => Some(Cow::Borrowed(self)),
             (Some(one), None) | (None, Some(one)) => Some(Cow::Borrowed(one)),
             (Some(a), Some(b)) => Some(Cow::Owned(a.union(b))),
             (None, None) => None,
@@ -271,8 +271,8 @@ impl Projection {
 
     /// What either of two projections reads.
     pub(crate) fn union(&self, other: &Projection) -> Projection {
-        if self.whole || other.whole {
-            return Self::whole();
+        if self.everything || other.everything {
+            return Self::everything();
         }
         let mut union = self.clone();
         for (key, projection) in &other.keys {
@@ -298,13 +298,13 @@ pub(crate) struct ReadError {
 /// Limits recursion. Objects of the API server nest far less.
 const MAX_DEPTH: usize = 128;
 
-struct Reader<'a> {
+struct JsonReader<'a> {
     text: &'a str,
     at: usize,
     depth: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> JsonReader<'a> {
     fn fail(&self, expected: &'static str) -> ReadError {
         ReadError { at: self.at, expected }
     }
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn values_survive_and_keys_are_sorted() {
+    fn values_are_unchanged_and_keys_are_sorted() {
         for (text, expected) in [
             (r#" { "b" : 1 , "a" : [ true , null , "x" ] } "#, r#"{"a":[true,null,"x"],"b":1}"#),
             (
@@ -520,12 +520,12 @@ mod tests {
             ("[]", "[]"),
             ("{}", "{}"),
         ] {
-            assert_eq!(read(text, &Projection::whole()), expected);
+            assert_eq!(read(text, &Projection::everything()), expected);
         }
     }
 
     #[test]
-    fn only_what_is_asked_for_is_built() {
+    fn only_what_the_projection_names_is_built() {
         let text = r#"{"skip":{"deep":["]}\"",{"x":[1]}]},"a":{"b":1,"c":{"d":2},"e":"x"},"l":[{"n":"one","v":1},{"n":"two"}],"z":12,"m":{"p":{"k":1,"o":2},"q":{"k":3}}}"#;
         let mut projection = Projection::default();
         projection.key("a").key("c").take_all();
@@ -540,10 +540,10 @@ mod tests {
     }
 
     #[test]
-    fn bad_text_is_an_error() {
+    fn malformed_text_is_an_error() {
         let deep = "[".repeat(10_000);
         for text in ["", "{", "{\"a\"}", "[1", "{\"a\":tru}", "\"x", "[1]]", "{\"a\":\"\\q\"}", &deep] {
-            assert!(Json::read(text, &Projection::whole()).is_err(), "{text:.20}");
+            assert!(Json::read(text, &Projection::everything()).is_err(), "{text:.20}");
         }
     }
 }

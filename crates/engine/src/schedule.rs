@@ -78,7 +78,7 @@ pub struct TerminalPauses {
 }
 
 impl TerminalPauses {
-    const SHORT_ONES: u32 = 10;
+    const SHORT_PAUSES: u32 = 10;
     const SHORT: Duration = Duration::from_mins(1);
     /// The longest pause.
     pub const LONG: Duration = Duration::from_mins(5);
@@ -86,7 +86,7 @@ impl TerminalPauses {
     /// How long to wait before the next attempt.
     pub fn next_pause(&mut self) -> Duration {
         self.attempts = self.attempts.saturating_add(1);
-        if self.attempts <= Self::SHORT_ONES { Self::SHORT } else { Self::LONG }
+        if self.attempts <= Self::SHORT_PAUSES { Self::SHORT } else { Self::LONG }
     }
 
     /// Starts again with short pauses, after a success or a change.
@@ -99,12 +99,12 @@ impl TerminalPauses {
 /// While it is open, one attempt per pause is admitted; a success closes it.
 #[derive(Debug, Default)]
 pub struct Breaker {
-    trips: Mutex<Trips>,
+    state: Mutex<BreakerState>,
     closed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Trips {
+struct BreakerState {
     failures: u32,
     open_until: Option<Instant>,
 }
@@ -113,13 +113,13 @@ impl Breaker {
     const FAILURES: u32 = 5;
     const PAUSE: Duration = Duration::from_secs(30);
 
-    /// Admits an attempt, or returns when to ask again. While the breaker is open, it admits one attempt per pause.
+    /// Admits an attempt, or returns when to try again. While the breaker is open, it admits one attempt per pause.
     pub fn admit(&self, now: Instant) -> Result<(), Instant> {
-        let mut trips = self.trips();
-        match trips.open_until {
+        let mut state = self.state();
+        match state.open_until {
             Some(until) if until > now => Err(until),
             Some(_) => {
-                trips.open_until = Some(now + Self::PAUSE);
+                state.open_until = Some(now + Self::PAUSE);
                 Ok(())
             }
             None => Ok(()),
@@ -128,7 +128,7 @@ impl Breaker {
 
     /// Records a success: closes the breaker and resets the count of failures.
     pub fn close(&self) {
-        if std::mem::take(&mut *self.trips()).open_until.is_some() {
+        if std::mem::take(&mut *self.state()).open_until.is_some() {
             self.closed.notify_waiters();
         }
     }
@@ -140,21 +140,21 @@ impl Breaker {
 
     /// Counts a transient failure.
     pub fn count_failure(&self, now: Instant) {
-        let mut trips = self.trips();
-        trips.failures += 1;
-        if trips.failures >= Self::FAILURES {
-            trips.open_until = Some(now + Self::PAUSE);
+        let mut state = self.state();
+        state.failures += 1;
+        if state.failures >= Self::FAILURES {
+            state.open_until = Some(now + Self::PAUSE);
         }
     }
 
     /// Whether attempts are refused now.
     pub fn is_open(&self, now: Instant) -> bool {
-        let trips = self.trips();
-        trips.open_until.is_some_and(|until| until > now)
+        let state = self.state();
+        state.open_until.is_some_and(|until| until > now)
     }
 
-    fn trips(&self) -> MutexGuard<'_, Trips> {
-        self.trips.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, BreakerState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn w59_a_breaker_opens_after_five_failures_and_lets_one_try() {
+    fn a_breaker_opens_after_five_failures_and_admits_one_attempt_per_pause() {
         let breaker = Breaker::default();
         let now = Instant::now();
         for _ in 0..4 {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_level_that_says_something_decides() {
+    fn the_first_level_that_sets_an_interval_decides() {
         let none = level("", "", "");
         let ten = Duration::from_secs(10);
         let secs = |n| Some(Duration::from_secs(n));

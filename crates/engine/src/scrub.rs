@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use kollect_model::crd::shapes::Gvk;
 
-use crate::json::{Json, Map, Projection};
+use crate::json::{Json, JsonMap, Projection};
 
 /// Keys whose values are redacted: equal to one of these, or ending in one, without case.
 const SENSITIVE: [&str; 17] = [
@@ -42,7 +42,7 @@ pub(crate) fn is_secret(gvk: &Gvk) -> bool {
 
 /// Removes what no expression may see: kubectl's copy of the whole object, which repeats everything
 /// that is removed or redacted elsewhere, and the data of a Secret unless it was opted in.
-pub(crate) fn strip(object: &mut Map<'_>, without_data: bool) {
+pub(crate) fn remove_hidden_fields(object: &mut JsonMap<'_>, without_data: bool) {
     if without_data {
         object.remove("data");
         object.remove("stringData");
@@ -68,9 +68,9 @@ impl Scrubber {
     }
 
     /// Redacts everything sensitive in a map and below.
-    pub(crate) fn scrub(&self, map: &mut Map<'_>) {
+    pub(crate) fn scrub(&self, map: &mut JsonMap<'_>) {
         for (key, value) in map.iter_mut() {
-            if !value.is_null() && self.is_sensitive(key) || is_carrier(key, value) {
+            if !value.is_null() && self.is_sensitive(key) || holds_secret(key, value) {
                 *value = marker();
             } else {
                 self.scrub_value(value);
@@ -106,28 +106,28 @@ impl Scrubber {
     }
 }
 
-/// Adds fields that redaction needs: the `name` beside a `value`, and the fields that mark a carrier. Without them,
-/// redaction would depend on which other fields a profile reads.
-pub(crate) fn read_names(projection: &mut Projection) {
-    if projection.is_whole() {
+/// Adds fields that redaction needs: the `name` beside a `value`, and the fields that mark a map with a secret. Without
+/// them, redaction would depend on which other fields a profile reads.
+pub(crate) fn add_redaction_fields(projection: &mut Projection) {
+    if projection.is_everything() {
         return;
     }
     if projection.has_key("value") {
         projection.key("name").take_all();
     }
-    for (carrier, sign) in [("tls", "key"), ("valueFrom", "secretKeyRef")] {
-        if projection.has_key(carrier) {
-            projection.key(carrier).key(sign);
+    for (key, marking_field) in [("tls", "key"), ("valueFrom", "secretKeyRef")] {
+        if projection.has_key(key) {
+            projection.key(key).key(marking_field);
         }
-        // A wildcard may stand for the key of a carrier.
+        // A wildcard may stand for the key of such a map.
         if let Some(each) = projection.each_mut() {
-            each.key(sign);
+            each.key(marking_field);
         }
     }
-    projection.children_mut().for_each(read_names);
+    projection.children_mut().for_each(add_redaction_fields);
 }
 
-fn is_carrier(key: &str, value: &Json<'_>) -> bool {
+fn holds_secret(key: &str, value: &Json<'_>) -> bool {
     let Json::Map(map) = value else { return false };
     match key {
         "valueFrom" => map.get("secretKeyRef").is_some(),
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     fn scrubbed(text: &str) -> String {
-        let mut value = Json::read(text, &Projection::whole()).unwrap();
+        let mut value = Json::read(text, &Projection::everything()).unwrap();
         Scrubber::new(&["Pin".to_owned(), "Ключ".to_owned()]).scrub_value(&mut value);
         let mut out = String::new();
         value.write(&mut out);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn w37_attribute_names_keys_and_environment_pairs() {
+    fn sensitive_keys_and_environment_variables_are_redacted() {
         let dump = scrubbed(
             r#"{
             "dbPassword": "hunter2", "pin": "hunter2", "PIN": 7, "Ключ": "hunter2",
@@ -210,11 +210,11 @@ mod tests {
     }
 
     #[test]
-    fn names_are_read_where_values_are() {
+    fn names_are_read_beside_values() {
         let text = r#"{"env":[{"name":"DB_PASSWORD","value":"hunter2","other":1}]}"#;
         let mut projection = Projection::default();
         projection.key("env").each().key("value").take_all();
-        read_names(&mut projection);
+        add_redaction_fields(&mut projection);
         let mut value = Json::read(text, &projection).unwrap();
         Scrubber::default().scrub_value(&mut value);
         let mut out = String::new();

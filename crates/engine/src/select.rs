@@ -20,15 +20,15 @@ use kollect_model::{
 };
 
 use crate::{
-    extract::{MatchPolicy, Policy},
+    extract::{ExtractPolicy, MatchPolicy},
     watch::{Metadata, Object, Query},
 };
 
 mod bounds;
 mod queries;
 
-pub use bounds::{Beyond, Bounds};
-pub use queries::{Member, Queries, queries};
+pub use bounds::{BeyondReach, Bounds};
+pub use queries::{KindQueries, QueryTarget, queries};
 
 /// What is known about namespaces.
 #[derive(Clone, Debug, Default)]
@@ -70,7 +70,7 @@ pub struct Selection {
     /// Namespaces that the spec names.
     named: Vec<String>,
     filter: CollectionFilter,
-    rules: Vec<Rule>,
+    rules: Vec<SelectionRule>,
     watch_mode: WatchMode,
     bounds: Bounds,
 }
@@ -86,20 +86,20 @@ enum ClusterScoped {
     Always,
 }
 
-/// The namespaces that a target asks for.
+/// The namespaces that a target requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SelectedNamespaces {
     /// Selected by its spec; all within its reach, if the spec selects no namespaces.
-    pub asked: Vec<Arc<str>>,
-    /// Those of `asked` that are collected.
+    pub requested: Vec<Arc<str>>,
+    /// Those of `requested` that are collected.
     pub allowed: Vec<Arc<str>>,
-    /// Those of `asked` that are beyond its reach: no scope denies them, and none names them.
+    /// Those of `requested` that are beyond its reach: no scope denies them, and none names them.
     pub beyond: Vec<Arc<str>>,
 }
 
 /// One rule of a target: a kind, and which of its objects.
 #[derive(Clone, Debug)]
-struct Rule {
+struct SelectionRule {
     gvk: Gvk,
     field_selector: Option<String>,
     namespace_selector: Option<LabelSelector>,
@@ -110,7 +110,7 @@ struct Rule {
 
 /// The clause that rejected an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rejected {
+pub enum RejectingClause {
     /// The scope does not allow the kind.
     KindDenied,
     /// The namespace is not selected by the target.
@@ -135,14 +135,14 @@ impl Selection {
         spec: &KollectTargetSpec,
         profile: &Gvk,
         bounds: &Bounds,
-        policy: &Policy,
+        policy: &ExtractPolicy,
         defaults: &NamespaceDefaults,
     ) -> Result<Self, Vec<SpecError>> {
-        let own = Rule {
+        let own = SelectionRule {
             field_selector: spec.field_selector.clone(),
             labels: spec.label_selector.clone().unwrap_or_default(),
             names: spec.names.iter().cloned().collect(),
-            ..Rule::all_of(profile)
+            ..SelectionRule::all_of(profile)
         };
         let filter = &spec.filter;
         let selects_namespaces = spec.namespace_selector.is_some()
@@ -170,10 +170,11 @@ impl Selection {
         spec: &KollectClusterTargetSpec,
         profile: &Gvk,
         bounds: &Bounds,
-        policy: &Policy,
+        policy: &ExtractPolicy,
         defaults: &NamespaceDefaults,
     ) -> Result<Self, Vec<SpecError>> {
-        let own = Rule { field_selector: spec.field_selector.clone(), ..Rule::all_of(profile) };
+        let own =
+            SelectionRule { field_selector: spec.field_selector.clone(), ..SelectionRule::all_of(profile) };
         Ok(Self {
             cluster_scoped: ClusterScoped::Always,
             selects_namespaces: true,
@@ -192,7 +193,7 @@ impl Selection {
     }
 
     /// Whether a rule selects the kind with this field selector.
-    pub fn asks(&self, gvk: &Gvk, field_selector: Option<&str>) -> bool {
+    pub fn selects_kind(&self, gvk: &Gvk, field_selector: Option<&str>) -> bool {
         self.rules.iter().any(|rule| rule.gvk == *gvk && rule.field_selector.as_deref() == field_selector)
     }
 
@@ -218,7 +219,7 @@ impl Selection {
 
     /// Whether objects are chosen by their names, labels, fields or a policy.
     pub fn selects_objects(&self) -> bool {
-        let selects = |rule: &Rule| {
+        let selects = |rule: &SelectionRule| {
             rule.field_selector.is_some()
                 || !rule.labels.is_empty()
                 || !rule.names.is_empty()
@@ -232,64 +233,64 @@ impl Selection {
         self.cluster_scoped == ClusterScoped::Never
     }
 
-    /// Whether several queries may return one object of this kind.
-    pub fn is_split(&self, gvk: &Gvk) -> bool {
+    /// Whether rules of this kind have several field selectors: then several queries may return one object.
+    pub fn has_several_field_selectors(&self, gvk: &Gvk) -> bool {
         let mut selectors =
             self.rules.iter().filter(|rule| rule.gvk == *gvk).map(|rule| &rule.field_selector);
         let first = selectors.next();
         selectors.any(|selector| Some(selector) != first)
     }
 
-    /// The namespaces that the target asks for.
+    /// The namespaces that the target requests.
     pub fn namespaces(&self, known: &Namespaces) -> SelectedNamespaces {
         let mut selected = SelectedNamespaces::default();
         for (name, metadata) in &known.known {
-            match self.takes_namespace(name, Some(metadata)) {
+            match self.check_namespace(name, Some(metadata)) {
                 Ok(()) => selected.allowed.push(name.clone()),
-                Err(Rejected::NamespaceDenied) => {}
-                Err(Rejected::BeyondReach) if self.wants_beyond(metadata) => {
+                Err(RejectingClause::NamespaceDenied) => {}
+                Err(RejectingClause::BeyondReach) if self.selects_beyond_reach(metadata) => {
                     selected.beyond.push(name.clone());
                 }
                 Err(_) => continue,
             }
-            selected.asked.push(name.clone());
+            selected.requested.push(name.clone());
         }
         selected
     }
 
     /// Whether the spec itself asks for a namespace that is beyond the reach.
-    fn wants_beyond(&self, namespace: &Metadata) -> bool {
-        self.selects_namespaces && self.rules.iter().any(|rule| rule.takes_namespace(Some(namespace)))
+    fn selects_beyond_reach(&self, namespace: &Metadata) -> bool {
+        self.selects_namespaces && self.rules.iter().any(|rule| rule.selects_namespace(Some(namespace)))
     }
 
     /// What is beyond the reach of the target: rows of the kind from there stay as they were.
-    pub fn beyond(&self, gvk: &Gvk, namespaced: bool, known: &Namespaces) -> Option<Beyond> {
+    pub fn beyond(&self, gvk: &Gvk, namespaced: bool, known: &Namespaces) -> Option<BeyondReach> {
         if !namespaced {
-            let beyond = self.takes_cluster_scoped(gvk) == Err(Rejected::BeyondReach);
-            return beyond.then_some(Beyond::Kind);
+            let beyond = self.check_cluster_scoped(gvk) == Err(RejectingClause::BeyondReach);
+            return beyond.then_some(BeyondReach::Kind);
         }
         let reach = self.bounds.reach()?;
         if !self.filters_namespaces() {
             let denied = self.bounds.ceilings.iter().flat_map(|ceiling| &ceiling.denied_namespaces);
             let out = denied.chain(&self.filter.excluded_namespaces).map(|name| name.as_str().into());
-            return Some(Beyond::OtherNamespaces(reach.iter().cloned().chain(out).collect()));
+            return Some(BeyondReach::OtherNamespaces(reach.iter().cloned().chain(out).collect()));
         }
         let beyond = |(name, metadata): &(&Arc<str>, &Arc<Metadata>)| {
-            self.takes_namespace(name, Some(metadata)) == Err(Rejected::BeyondReach)
+            self.check_namespace(name, Some(metadata)) == Err(RejectingClause::BeyondReach)
         };
         let names: BTreeSet<Arc<str>> =
             known.known.iter().filter(beyond).map(|(name, _)| name.clone()).collect();
-        (!names.is_empty()).then_some(Beyond::Namespaces(names))
+        (!names.is_empty()).then_some(BeyondReach::Namespaces(names))
     }
 
     /// Whether the object is beyond the reach of the target, so that its rows stay as they were.
-    pub fn is_beyond(&self, gvk: &Gvk, object: &Metadata, known: &Namespaces) -> bool {
-        let verdict = if object.namespace.is_empty() {
-            self.takes_cluster_scoped(gvk)
+    pub fn is_beyond_reach(&self, gvk: &Gvk, object: &Metadata, known: &Namespaces) -> bool {
+        let result = if object.namespace.is_empty() {
+            self.check_cluster_scoped(gvk)
         } else {
-            self.takes_namespace(&object.namespace, known.known.get(&object.namespace).map(|n| &**n))
+            self.check_namespace(&object.namespace, known.known.get(&object.namespace).map(|n| &**n))
         };
-        verdict == Err(Rejected::BeyondReach)
+        result == Err(RejectingClause::BeyondReach)
     }
 
     /// Whether the selection leaves out namespaces that it does not name.
@@ -300,9 +301,9 @@ impl Selection {
             || filter.namespace_exclude_selector.is_some()
     }
 
-    fn takes_cluster_scoped(&self, gvk: &Gvk) -> Result<(), Rejected> {
+    fn check_cluster_scoped(&self, gvk: &Gvk) -> Result<(), RejectingClause> {
         match self.cluster_scoped {
-            ClusterScoped::Never => Err(Rejected::ClusterScoped),
+            ClusterScoped::Never => Err(RejectingClause::ClusterScoped),
             ClusterScoped::WithinBounds => self.bounds.permit_cluster_scoped(gvk),
             ClusterScoped::Always => Ok(()),
         }
@@ -318,45 +319,52 @@ impl Selection {
     }
 
     /// Whether an object that `query` returned belongs to the target, or which clause rejects it.
-    pub fn verdict(&self, query: &Query, object: &Object, namespaces: &Namespaces) -> Result<(), Rejected> {
+    pub fn check(
+        &self,
+        query: &Query,
+        object: &Object,
+        namespaces: &Namespaces,
+    ) -> Result<(), RejectingClause> {
         let metadata = &object.metadata;
         if !self.bounds.permit_kind(&query.gvk) {
-            return Err(Rejected::KindDenied);
+            return Err(RejectingClause::KindDenied);
         }
         let namespace = namespaces.known.get(&metadata.namespace).map(|namespace| &**namespace);
         if metadata.namespace.is_empty() {
-            self.takes_cluster_scoped(&query.gvk)?;
+            self.check_cluster_scoped(&query.gvk)?;
         } else {
-            self.takes_namespace(&metadata.namespace, namespace)?;
+            self.check_namespace(&metadata.namespace, namespace)?;
         }
         let mut matching =
             self.rules.iter().filter(|rule| rule.matches(query, metadata, namespace)).peekable();
         if matching.peek().is_none() {
-            return Err(Rejected::Rules);
+            return Err(RejectingClause::Rules);
         }
         if self.opted_out(metadata, namespace) {
-            return Err(Rejected::OptedOut);
+            return Err(RejectingClause::OptedOut);
         }
         // Evaluate policies last: they cost the most.
-        let mut agreed = matching.map(|rule| &rule.policy).map(|policy| {
-            policy.as_ref().is_none_or(|policy| policy.agrees(&query.gvk, &object.raw, namespace))
+        let mut matched = matching.map(|rule| &rule.policy).map(|policy| {
+            policy.as_ref().is_none_or(|policy| policy.matches(&query.gvk, &object.raw, namespace))
         });
-        if agreed.any(|agreed| agreed) { Ok(()) } else { Err(Rejected::Policy) }
+        if matched.any(|matched| matched) { Ok(()) } else { Err(RejectingClause::Policy) }
     }
 
-    fn takes_namespace(&self, name: &str, namespace: Option<&Metadata>) -> Result<(), Rejected> {
+    fn check_namespace(&self, name: &str, namespace: Option<&Metadata>) -> Result<(), RejectingClause> {
         let listed = |list: &[String]| list.iter().any(|item| item == name);
         let filter = &self.filter;
-        let Some(namespace) = namespace else { return Err(Rejected::Namespace) };
+        let Some(namespace) = namespace else { return Err(RejectingClause::Namespace) };
         let selected = (filter.included_namespaces.is_empty() || listed(&filter.included_namespaces))
             && !listed(&filter.excluded_namespaces)
             && self.namespace_selector.as_ref().is_none_or(|s| s.matches(&namespace.labels))
             && !filter.namespace_exclude_selector.as_ref().is_some_and(|s| s.matches(&namespace.labels));
         if !selected {
-            return Err(Rejected::Namespace);
+            return Err(RejectingClause::Namespace);
         }
         // The answer is never `None` when labels are given.
-        self.bounds.permit_namespace(name, Some(&namespace.labels)).unwrap_or(Err(Rejected::NamespaceDenied))
+        self.bounds
+            .permit_namespace(name, Some(&namespace.labels))
+            .unwrap_or(Err(RejectingClause::NamespaceDenied))
     }
 
     /// How a change of a namespace's metadata affects the objects of a kind in it.
@@ -368,10 +376,11 @@ impl Selection {
         after: Option<&Metadata>,
     ) -> NamespaceEffect {
         let view = |namespace: Option<&Metadata>| {
-            let taken = self.takes_namespace(name, namespace).is_ok();
+            let taken = self.check_namespace(name, namespace).is_ok();
             let rules = self.rules.iter().filter(|rule| rule.gvk == *gvk);
-            let open: Vec<bool> = rules.map(|rule| taken && rule.takes_namespace(namespace)).collect();
-            (open, ["disabled", "enabled"].map(|word| namespace_says(namespace, word)))
+            let selected_by_rule: Vec<bool> =
+                rules.map(|rule| taken && rule.selects_namespace(namespace)).collect();
+            (selected_by_rule, ["disabled", "enabled"].map(|word| namespace_has_value(namespace, word)))
         };
         let seen = |view: &(Vec<bool>, [bool; 2])| view.0.contains(&true);
         let (old, new) = (view(before), view(after));
@@ -392,8 +401,8 @@ impl Selection {
             Some("enabled") => return false,
             _ => {}
         }
-        namespace_says(namespace, "disabled")
-            || self.watch_mode == WatchMode::OptIn && !namespace_says(namespace, "enabled")
+        namespace_has_value(namespace, "disabled")
+            || self.watch_mode == WatchMode::OptIn && !namespace_has_value(namespace, "enabled")
     }
 }
 
@@ -408,15 +417,15 @@ pub enum NamespaceEffect {
     Other,
 }
 
-fn namespace_says(namespace: Option<&Metadata>, word: &str) -> bool {
-    let marks = |namespace: &Metadata| {
+fn namespace_has_value(namespace: Option<&Metadata>, word: &str) -> bool {
+    let has_value = |namespace: &Metadata| {
         let label = namespace.labels.get(WATCH_LABEL);
         label
             .into_iter()
             .chain(namespace.annotations.get(NAMESPACE_WATCH_ANNOTATION))
             .any(|mark| mark == word)
     };
-    namespace.is_some_and(marks)
+    namespace.is_some_and(has_value)
 }
 
 /// Whether expressions that read a namespace see no difference between the two.
@@ -427,7 +436,11 @@ pub(crate) fn same_metadata(a: Option<&Metadata>, b: Option<&Metadata>) -> bool 
     parts(a) == parts(b)
 }
 
-fn rules(written: &[ResourceRule], own: Rule, policy: &Policy) -> Result<Vec<Rule>, Vec<SpecError>> {
+fn rules(
+    written: &[ResourceRule],
+    own: SelectionRule,
+    policy: &ExtractPolicy,
+) -> Result<Vec<SelectionRule>, Vec<SpecError>> {
     if written.is_empty() {
         return Ok(vec![own]);
     }
@@ -438,11 +451,11 @@ fn rules(written: &[ResourceRule], own: Rule, policy: &Policy) -> Result<Vec<Rul
             MatchPolicy::compile(text, &format!("spec.resourceRules[{index}].matchPolicy"), policy)
                 .map(Arc::new)
         });
-        let twin = |other: &&ResourceRule| {
+        let is_other_version = |other: &&ResourceRule| {
             let (a, b) = (&other.gvk, &rule.gvk);
             (&a.group, &a.kind) == (&b.group, &b.kind) && a.version != b.version
         };
-        if let Some(other) = written[..index].iter().find(twin) {
+        if let Some(other) = written[..index].iter().find(is_other_version) {
             errors.push(SpecError::new(
                 format!("spec.resourceRules[{index}].gvk.version"),
                 &rule.gvk.version.as_str().into(),
@@ -450,7 +463,7 @@ fn rules(written: &[ResourceRule], own: Rule, policy: &Policy) -> Result<Vec<Rul
             ));
         }
         match compiled.transpose() {
-            Ok(policy) => rules.push(Rule {
+            Ok(policy) => rules.push(SelectionRule {
                 field_selector: rule.field_selector.clone(),
                 namespace_selector: rule.namespace_selector.clone(),
                 labels: LabelSelector {
@@ -458,7 +471,7 @@ fn rules(written: &[ResourceRule], own: Rule, policy: &Policy) -> Result<Vec<Rul
                     match_expressions: rule.match_expressions.clone(),
                 },
                 policy,
-                ..Rule::all_of(&rule.gvk)
+                ..SelectionRule::all_of(&rule.gvk)
             }),
             Err(error) => errors.push(error),
         }
@@ -466,7 +479,7 @@ fn rules(written: &[ResourceRule], own: Rule, policy: &Policy) -> Result<Vec<Rul
     if errors.is_empty() { Ok(rules) } else { Err(errors) }
 }
 
-impl Rule {
+impl SelectionRule {
     fn all_of(gvk: &Gvk) -> Self {
         Self {
             gvk: gvk.clone(),
@@ -481,12 +494,12 @@ impl Rule {
     fn matches(&self, query: &Query, object: &Metadata, namespace: Option<&Metadata>) -> bool {
         self.gvk == query.gvk
             && self.field_selector == query.field_selector
-            && self.takes_namespace(namespace)
+            && self.selects_namespace(namespace)
             && (self.names.is_empty() || self.names.contains(&*object.name))
             && self.labels.matches(&object.labels)
     }
 
-    fn takes_namespace(&self, namespace: Option<&Metadata>) -> bool {
+    fn selects_namespace(&self, namespace: Option<&Metadata>) -> bool {
         let matches = |selector: &LabelSelector| namespace.is_some_and(|n| selector.matches(&n.labels));
         self.namespace_selector.as_ref().is_none_or(matches)
     }

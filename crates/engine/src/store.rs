@@ -1,9 +1,9 @@
 //! The rows of all targets. The tasks of kinds write them; bindings, statuses and metrics read them.
 //!
 //! Only rows are kept, never objects. Each row is written by one task, that of its kind. A snapshot exists only when
-//! every kind of its targets has been seen or is known to be blind, and it tells which absent rows are known to be
-//! gone. Rows of a kind that a target has left stay until the kinds that it selects now have been listed; readers see
-//! both changes at once.
+//! every kind of its targets has been seen or is known to be blind, and it shows which absent rows are known to be
+//! gone. Rows of a kind that a target no longer selects stay until the kinds that it selects now have been listed;
+//! readers see both changes at once.
 
 mod changes;
 mod kind_rows;
@@ -22,18 +22,18 @@ use kollect_model::{
 };
 use tokio::{sync::watch, time::Instant};
 
-pub use changes::{Change, Changes, RemovalCause, Taken, WaitingChanges};
-use changes::{Dirty, Touched};
-pub use kind_rows::{Failed, KindRows};
+pub use changes::{Changes, RemovalCause, StoreChange, TakenChanges, WaitingChanges};
+use changes::{Dirty, TouchedRow};
+pub use kind_rows::{FailChange, KindRows};
 use nulls::NullCounts;
 pub use nulls::{NullAttribute, NullAttributes, NullCause, NullCount};
-pub use read::{Listing, Snapshot, StoreReader, Visibilities};
+pub use read::{RunningListing, Snapshot, StoreReader, Visibilities};
 pub use visibility::Visibility;
 use visibility::is_replaced;
 
 /// What a row was made from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Origin {
+pub struct RowOrigin {
     /// Resource version of the object.
     pub version: u64,
     /// Number of the target's definition.
@@ -42,33 +42,33 @@ pub struct Origin {
     pub outdated: bool,
 }
 
-impl Origin {
+impl RowOrigin {
     /// Whether this definition has made the row, and the row is not outdated.
     pub fn is_of(&self, definition: u32) -> bool {
         self.definition == definition && !self.outdated
     }
 }
 
-struct Held {
+struct StoredRow {
     row: Arc<Row>,
-    origin: Origin,
+    origin: RowOrigin,
     nulls: Option<NullAttributes>,
 }
 
 /// An object that is selected and has no row because it cannot be read.
-struct Failure {
+struct UnreadableObject {
     key: RowKey,
-    origin: Origin,
+    origin: RowOrigin,
     why: String,
 }
 
-struct Kind {
+struct StoredKind {
     /// Distinguishes it from a removed kind with the same name.
     number: u64,
-    rows: BTreeMap<Arc<str>, Held>,
+    rows: BTreeMap<Arc<str>, StoredRow>,
     /// By UID, like the rows. An object has a row or a failure, never both. Code that removes rows also removes
     /// failures.
-    failures: BTreeMap<Arc<str>, Failure>,
+    failures: BTreeMap<Arc<str>, UnreadableObject>,
     /// Attributes of the rows that have no value.
     nulls: NullCounts,
     visibility: Visibility,
@@ -79,10 +79,10 @@ struct Kind {
     /// The last definition of the target that has read everything it selects, and the revision of the target then.
     completed: Option<(u32, u64)>,
     /// The target no longer selects the kind. Its rows stay until [`is_replaced`] returns true for them.
-    left: bool,
+    deselected: bool,
     /// Readers may have seen rows of the kind.
     shown: bool,
-    /// Rows of kinds that the target has left wait for this kind. Its own rows become visible when those are removed.
+    /// Rows of deselected kinds wait for this kind. Its own rows become visible when those are removed.
     replaces: bool,
 }
 
@@ -94,9 +94,9 @@ struct RunningList {
     revision: u64,
 }
 
-impl Kind {
+impl StoredKind {
     /// Sets how much of the kind has been seen. `revision` is the number of the last change.
-    fn see(&mut self, visibility: Visibility, revision: u64) {
+    fn set_visibility(&mut self, visibility: Visibility, revision: u64) {
         self.listing = match visibility {
             Visibility::Pending => self.listing.or(Some(RunningList { since: Instant::now(), revision })),
             _ => None,
@@ -107,7 +107,7 @@ impl Kind {
     /// The rows that readers see now; the others wait.
     fn shown_rows(&self) -> ShownRows<'_> {
         match &self.visibility {
-            _ if self.left => ShownRows::All,
+            _ if self.deselected => ShownRows::All,
             Visibility::Pending => ShownRows::None,
             _ if !self.replaces => ShownRows::All,
             visibility if visibility.is_listed() => ShownRows::CoveredBy(visibility),
@@ -124,7 +124,7 @@ enum ShownRows<'a> {
 }
 
 impl ShownRows<'_> {
-    fn contain(&self, key: &RowKey) -> bool {
+    fn contains(&self, key: &RowKey) -> bool {
         match self {
             Self::All => true,
             Self::CoveredBy(visibility) => visibility.covers(key),
@@ -137,32 +137,32 @@ impl ShownRows<'_> {
 type KindName = (Arc<str>, Arc<str>);
 
 /// Target, API group and kind.
-type Place = (TargetId, Arc<str>, Arc<str>);
+type TargetKind = (TargetId, Arc<str>, Arc<str>);
 
 #[derive(Default)]
-struct Target {
-    kinds: BTreeMap<KindName, Kind>,
+struct StoredTarget {
+    kinds: BTreeMap<KindName, StoredKind>,
     /// No task collects the target, and its rows stay.
     frozen: bool,
     /// Number of the last change of a row, or of which rows readers see.
     revision: u64,
     readers: Vec<Weak<Dirty>>,
-    /// Whether it is in [`Shared::changed`].
+    /// Whether it is in [`RowStore::changed`].
     is_reported: bool,
     /// How many [`KindRows`] and [`Changes`] refer to it.
     users: usize,
 }
 
 #[derive(Default)]
-struct Shared {
-    targets: RwLock<BTreeMap<TargetId, Arc<Mutex<Target>>>>,
+struct RowStore {
+    targets: RwLock<BTreeMap<TargetId, Arc<Mutex<StoredTarget>>>>,
     /// Counts changes of rows, and of which rows readers see.
     revision: Mutex<u64>,
     /// Notified when a visibility changes.
     visibilities: watch::Sender<()>,
     /// Targets in which something has changed since [`StoreReader::take_changed_targets`] was last called.
     changed: Mutex<BTreeSet<TargetId>>,
-    news: watch::Sender<()>,
+    changed_sender: watch::Sender<()>,
 }
 
 // A panic while a lock is held leaves no partial row: a poisoned lock can be used.
@@ -170,13 +170,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shared {
-    fn get(&self, id: &TargetId) -> Option<Arc<Mutex<Target>>> {
+impl RowStore {
+    fn get(&self, id: &TargetId) -> Option<Arc<Mutex<StoredTarget>>> {
         self.targets.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
     }
 
     /// Calls `work` with a target, which is created if it does not exist. The target is not removed meanwhile.
-    fn with<T>(&self, id: &TargetId, work: impl FnOnce(&Arc<Mutex<Target>>, &mut Target) -> T) -> T {
+    fn with<T>(
+        &self,
+        id: &TargetId,
+        work: impl FnOnce(&Arc<Mutex<StoredTarget>>, &mut StoredTarget) -> T,
+    ) -> T {
         let targets = self.targets.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(target) = targets.get(id) {
             return work(target, &mut lock(target));
@@ -196,7 +200,7 @@ impl Shared {
     }
 
     /// Drops one user of a target, and removes the target if it is unused now.
-    fn release(&self, id: &TargetId, target: &Mutex<Target>) {
+    fn release(&self, id: &TargetId, target: &Mutex<StoredTarget>) {
         let mut target = lock(target);
         target.users -= 1;
         let unused = target.is_unused();
@@ -217,15 +221,15 @@ impl Shared {
     }
 
     /// Reports that a target has changed: its rows, its failures, or how much has been seen.
-    fn report(&self, id: &TargetId, target: &mut Target) {
+    fn report(&self, id: &TargetId, target: &mut StoredTarget) {
         if !std::mem::replace(&mut target.is_reported, true) {
             lock(&self.changed).insert(id.clone());
-            self.news.send_replace(());
+            self.changed_sender.send_replace(());
         }
     }
 
     /// Reports that the visibility of a kind has changed, and wakes the readers of the target.
-    fn report_visibility(&self, id: &TargetId, target: &mut Target) {
+    fn report_visibility(&self, id: &TargetId, target: &mut StoredTarget) {
         target.revision = self.next_revision();
         target.wake_readers(id);
         self.report(id, target);
@@ -235,14 +239,14 @@ impl Shared {
 
 /// The revision that the rows of some targets have reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reached {
+pub struct Revision {
     /// Number of the last change of a row, or of which rows readers see.
     revision: u64,
     /// Rows of running lists may have changed after this number, and are not visible yet.
     hidden_after: u64,
 }
 
-impl Reached {
+impl Revision {
     /// No change, and no running list.
     const NOTHING: Self = Self { revision: 0, hidden_after: u64::MAX };
 
@@ -264,23 +268,23 @@ impl Reached {
     }
 
     /// Every change up to this number is visible.
-    pub fn all(self) -> u64 {
+    pub fn visible_up_to(self) -> u64 {
         self.revision.min(self.hidden_after)
     }
 
     /// Every change up to this number is visible, except rows of running lists.
-    pub fn shown(self) -> u64 {
+    pub fn visible_except_running_lists(self) -> u64 {
         self.revision
     }
 }
 
 /// Writes rows.
 #[derive(Clone)]
-pub struct StoreWriter(Arc<Shared>);
+pub struct StoreWriter(Arc<RowStore>);
 
 /// An empty store.
 pub fn store() -> (StoreWriter, StoreReader) {
-    let shared = Arc::new(Shared::default());
+    let shared = Arc::new(RowStore::default());
     (StoreWriter(shared.clone()), StoreReader(shared))
 }
 
@@ -293,14 +297,14 @@ impl StoreWriter {
         let rows = self.0.with(target, |entry, locked| {
             if std::mem::take(&mut locked.frozen) {
                 for kind in locked.kinds.values_mut() {
-                    kind.see(Visibility::Pending, shared.last_revision());
+                    kind.set_visibility(Visibility::Pending, shared.last_revision());
                     (kind.seen_by, kind.completed) = (None, None);
                     // Events were missed while the target was frozen: rows that no list makes again are removed, also
                     // those whose namespace is gone.
                     kind.outdate(None);
                 }
             }
-            let own = locked.kinds.entry(kind.clone()).or_insert_with(|| Kind {
+            let own = locked.kinds.entry(kind.clone()).or_insert_with(|| StoredKind {
                 number: shared.next_revision(),
                 rows: BTreeMap::new(),
                 failures: BTreeMap::new(),
@@ -309,12 +313,12 @@ impl StoreWriter {
                 listing: None,
                 seen_by: None,
                 completed: None,
-                left: false,
+                deselected: false,
                 shown: false,
                 replaces: false,
             });
-            if std::mem::take(&mut own.left) || own.visibility == Visibility::Pending {
-                own.see(Visibility::Pending, shared.last_revision());
+            if std::mem::take(&mut own.deselected) || own.visibility == Visibility::Pending {
+                own.set_visibility(Visibility::Pending, shared.last_revision());
             }
             let number = own.number;
             locked.users += 1;
@@ -329,19 +333,19 @@ impl StoreWriter {
     pub fn freeze(&self, id: &TargetId) {
         self.0.with(id, |_, target| {
             target.frozen = true;
-            target.kinds.values_mut().for_each(|kind| kind.see(Visibility::Partial, 0));
+            target.kinds.values_mut().for_each(|kind| kind.set_visibility(Visibility::Partial, 0));
             target.show_kinds();
             self.0.report_visibility(id, target);
         });
     }
 
     /// Sets the kinds that the target selects. Rows of other kinds are removed when these have been listed.
-    pub fn keep_kinds(&self, id: &TargetId, kinds: &BTreeSet<&Gvk>) {
+    pub fn set_selected_kinds(&self, id: &TargetId, kinds: &BTreeSet<&Gvk>) {
         self.0.with(id, |_, target| {
             for ((group, name), kind) in &mut target.kinds {
-                kind.left = !kinds.iter().any(|gvk| (&*gvk.group, &*gvk.kind) == (&**group, &**name));
+                kind.deselected = !kinds.iter().any(|gvk| (&*gvk.group, &*gvk.kind) == (&**group, &**name));
             }
-            target.replace_left_kinds(&self.0);
+            target.replace_deselected_kinds(&self.0);
             self.0.report_visibility(id, target);
         });
     }
@@ -362,32 +366,33 @@ impl StoreWriter {
     }
 }
 
-impl Kind {
+impl StoredKind {
     /// Marks the rows and failures of a namespace, or all: they are made again when their objects are next seen.
     fn outdate(&mut self, namespace: Option<&str>) {
         let rows = self.rows.values_mut().map(|held| (&held.row.key, &mut held.origin));
         let failures = self.failures.values_mut().map(|failure| (&failure.key, &mut failure.origin));
-        let here = |(key, _): &(&RowKey, &mut Origin)| namespace.is_none_or(|name| *name == *key.namespace);
+        let here =
+            |(key, _): &(&RowKey, &mut RowOrigin)| namespace.is_none_or(|name| *name == *key.namespace);
         rows.chain(failures).filter(here).for_each(|(_, origin)| origin.outdated = true);
     }
 
-    fn remove_row(&mut self, uid: &str) -> Option<Held> {
+    fn remove_row(&mut self, uid: &str) -> Option<StoredRow> {
         let held = self.rows.remove(uid)?;
         self.nulls.replace(&held.row.key.uid, held.nulls.as_ref(), None);
         Some(held)
     }
 
-    fn remove_rows(&mut self, condition: impl Fn(&Held) -> bool) -> Vec<Held> {
-        let gone: Vec<Held> =
+    fn remove_rows(&mut self, condition: impl Fn(&StoredRow) -> bool) -> Vec<StoredRow> {
+        let removed: Vec<StoredRow> =
             self.rows.extract_if(.., |_, held| condition(held)).map(|(_, held)| held).collect();
-        for held in &gone {
+        for held in &removed {
             self.nulls.replace(&held.row.key.uid, held.nulls.as_ref(), None);
         }
-        gone
+        removed
     }
 }
 
-impl Target {
+impl StoredTarget {
     fn is_unused(&self) -> bool {
         self.users == 0 && !self.frozen && self.kinds.is_empty()
     }
@@ -395,13 +400,13 @@ impl Target {
     /// Records a changed or removed row for the readers. They are woken only if they see rows of its kind now.
     fn changed(
         &mut self,
-        shared: &Shared,
+        shared: &RowStore,
         key: &RowKey,
         before: Option<&Arc<Row>>,
         after: Result<&Arc<Row>, RemovalCause>,
     ) {
         let name = (key.group.clone(), key.kind.clone());
-        let shown = self.shown_rows(&name).contain(key);
+        let shown = self.shown_rows(&name).contains(key);
         self.revision = shared.next_revision();
         shared.report(&key.target, self);
         self.readers.retain(|reader| {
@@ -409,7 +414,7 @@ impl Target {
             let mut dirty = lock(&reader.rows);
             let rows = dirty.targets.entry(key.target.clone()).or_default().entry(name.clone()).or_default();
             let touched = rows.entry(key.clone());
-            touched.or_insert_with(|| Touched { before: before.cloned(), removal: None }).removal =
+            touched.or_insert_with(|| TouchedRow { before: before.cloned(), removal: None }).removal =
                 after.err();
             if shown {
                 dirty.since.get_or_insert_with(Instant::now);
@@ -420,26 +425,26 @@ impl Target {
     }
 
     /// The kind, if it takes rows from this writer.
-    fn open(&mut self, rows: &KindRows) -> Option<&mut Kind> {
-        let own = |kind: &&mut Kind| kind.number == rows.number && !kind.left;
+    fn writable_kind(&mut self, rows: &KindRows) -> Option<&mut StoredKind> {
+        let own = |kind: &&mut StoredKind| kind.number == rows.number && !kind.deselected;
         self.kinds.get_mut(&rows.kind).filter(|kind| !self.frozen && own(kind))
     }
 
-    /// Removes rows of kinds that the target has left, where the kinds that it selects now replace them. Must be
-    /// called when the selected kinds or their visibilities have changed.
-    fn replace_left_kinds(&mut self, shared: &Shared) {
+    /// Removes rows of deselected kinds, where the kinds that the target selects now replace them. Must be called when
+    /// the selected kinds or their visibilities have changed.
+    fn replace_deselected_kinds(&mut self, shared: &RowStore) {
         let wanted: Vec<Visibility> =
-            self.kinds.values().filter(|kind| !kind.left).map(|kind| kind.visibility.clone()).collect();
-        let mut gone: Vec<Held> = Vec::new();
-        for kind in self.kinds.values_mut().filter(|kind| kind.left) {
+            self.kinds.values().filter(|kind| !kind.deselected).map(|kind| kind.visibility.clone()).collect();
+        let mut removed: Vec<StoredRow> = Vec::new();
+        for kind in self.kinds.values_mut().filter(|kind| kind.deselected) {
             // Readers have seen no rows of a kind that was never shown: those go at once.
             let shown = kind.shown;
-            let is_gone = |key: &RowKey| !shown || is_replaced(key, wanted.iter());
-            kind.failures.retain(|_, failure| !is_gone(&failure.key));
-            gone.extend(kind.remove_rows(|held| is_gone(&held.row.key)));
+            let is_removed = |key: &RowKey| !shown || is_replaced(key, wanted.iter());
+            kind.failures.retain(|_, failure| !is_removed(&failure.key));
+            removed.extend(kind.remove_rows(|held| is_removed(&held.row.key)));
         }
-        self.kinds.retain(|_, kind| !kind.left || !kind.rows.is_empty() || !kind.failures.is_empty());
-        for Held { row, .. } in &gone {
+        self.kinds.retain(|_, kind| !kind.deselected || !kind.rows.is_empty() || !kind.failures.is_empty());
+        for StoredRow { row, .. } in &removed {
             self.changed(shared, &row.key, Some(row), Err(RemovalCause::SpecChanged));
         }
         self.show_kinds();
@@ -447,23 +452,23 @@ impl Target {
 
     /// Updates which kinds replace others, and of which kinds readers may have seen rows.
     fn show_kinds(&mut self) {
-        let left = self.kinds.values().any(|kind| kind.left && !kind.rows.is_empty());
-        for kind in self.kinds.values_mut().filter(|kind| !kind.left) {
-            kind.replaces = left && (kind.replaces || !kind.shown);
+        let deselected = self.kinds.values().any(|kind| kind.deselected && !kind.rows.is_empty());
+        for kind in self.kinds.values_mut().filter(|kind| !kind.deselected) {
+            kind.replaces = deselected && (kind.replaces || !kind.shown);
             kind.shown |= !matches!(kind.shown_rows(), ShownRows::None);
         }
     }
 
     /// The revision that the target has reached.
-    fn reached(&self) -> Reached {
-        let listing = self.kinds.values().filter(|kind| !kind.left).filter_map(|kind| kind.listing);
+    fn reached(&self) -> Revision {
+        let listing = self.kinds.values().filter(|kind| !kind.deselected).filter_map(|kind| kind.listing);
         let hidden_after = listing.map(|listing| listing.revision).min().unwrap_or(u64::MAX);
-        Reached { revision: self.revision, hidden_after }
+        Revision { revision: self.revision, hidden_after }
     }
 
     /// The rows of a kind that readers see.
     fn shown_rows(&self, name: &KindName) -> ShownRows<'_> {
-        self.kinds.get(name).map_or(ShownRows::All, Kind::shown_rows)
+        self.kinds.get(name).map_or(ShownRows::All, StoredKind::shown_rows)
     }
 
     /// Wakes the readers: rows that waited may be visible now.

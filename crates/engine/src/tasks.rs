@@ -43,10 +43,10 @@ pub type Task<T = ()> = AbortOnDropHandle<T>;
 
 /// All tasks of the program. Cheap to clone; clones are the same set.
 #[derive(Clone, Default)]
-pub struct Tasks(Arc<Shared>);
+pub struct Tasks(Arc<TaskSet>);
 
 #[derive(Default)]
-struct Shared {
+struct TaskSet {
     /// By a number that is never reused.
     running: Mutex<BTreeMap<u64, TaskName>>,
     started: AtomicU64,
@@ -56,12 +56,12 @@ struct Shared {
     /// The program is stopping: core tasks may end.
     stopping: AtomicBool,
     /// `Some` only in the simulator.
-    host: Option<Arc<dyn Host>>,
+    host: Option<Arc<dyn TaskHost>>,
 }
 
 /// Runs the tasks of a set instead of the runtime. The simulator runs the tasks of several processes in one thread,
 /// in an order that its seed decides, and stops, pauses or ends all tasks of a process at once.
-pub trait Host: Send + Sync {
+pub trait TaskHost: Send + Sync {
     /// Takes a task over. It runs until it returns, or until the future that is returned here is dropped; that
     /// future is done when the task is.
     fn run(&self, task: BoxFuture<'static, ()>) -> BoxFuture<'static, ()>;
@@ -85,9 +85,9 @@ pub enum CoreTaskEnded {
 
 /// Tasks that had not ended in time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stuck(pub Vec<TaskName>);
+pub struct StuckTasks(pub Vec<TaskName>);
 
-impl fmt::Display for Stuck {
+impl fmt::Display for StuckTasks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, name) in self.0.iter().enumerate() {
             write!(f, "{}{name}", if index == 0 { "" } else { ", " })?;
@@ -104,8 +104,8 @@ impl fmt::Debug for Tasks {
 
 impl Tasks {
     /// A set whose tasks run in `host` instead of the runtime.
-    pub fn hosted_by(host: Arc<dyn Host>) -> Self {
-        Self(Arc::new(Shared { host: Some(host), ..Shared::default() }))
+    pub fn hosted_by(host: Arc<dyn TaskHost>) -> Self {
+        Self(Arc::new(TaskSet { host: Some(host), ..TaskSet::default() }))
     }
 
     /// Starts a task that is started again whenever its work panics. `work` makes the work; `panicked` is called
@@ -201,16 +201,16 @@ impl Tasks {
         limit: Duration,
         waited_for: &[TaskKind],
         work: impl Future<Output = T>,
-    ) -> Result<T, Stuck> {
+    ) -> Result<T, StuckTasks> {
         let mut work = pin!(work);
         // Dropping the work may abort tasks, so their names are read before.
         time::timeout(limit, &mut work).await.map_err(|_| self.running(waited_for))
     }
 
     /// The tasks of the given kinds that are running.
-    pub fn running(&self, kinds: &[TaskKind]) -> Stuck {
+    pub fn running(&self, kinds: &[TaskKind]) -> StuckTasks {
         let running = lock(&self.0.running);
-        Stuck(running.values().filter(|name| kinds.contains(&name.task)).cloned().collect())
+        StuckTasks(running.values().filter(|name| kinds.contains(&name.task)).cloned().collect())
     }
 
     /// Number of restarts after a panic, for every kind of task that is restarted.
@@ -232,10 +232,10 @@ impl Tasks {
         }
     }
 
-    fn register(&self, name: TaskName) -> Registered {
+    fn register(&self, name: TaskName) -> RegisteredTask {
         let number = self.0.started.fetch_add(1, Ordering::Relaxed);
         lock(&self.0.running).insert(number, name);
-        Registered { shared: self.0.clone(), number }
+        RegisteredTask { shared: self.0.clone(), number }
     }
 
     fn spawn<T: Send + 'static>(
@@ -266,7 +266,7 @@ pub async fn abort<'a, T: 'a>(tasks: impl IntoIterator<Item = &'a mut Task<T>>) 
 
 /// Runs work in a host; the future that is returned only waits for it.
 fn run_hosted<T: Send + 'static>(
-    host: &dyn Host,
+    host: &dyn TaskHost,
     work: impl Future<Output = T> + Send + 'static,
 ) -> impl Future<Output = T> + Send + 'static {
     let (sender, result) = oneshot::channel();
@@ -282,12 +282,12 @@ fn run_hosted<T: Send + 'static>(
 }
 
 /// The entry of a running task in its set.
-struct Registered {
-    shared: Arc<Shared>,
+struct RegisteredTask {
+    shared: Arc<TaskSet>,
     number: u64,
 }
 
-impl Drop for Registered {
+impl Drop for RegisteredTask {
     fn drop(&mut self) {
         lock(&self.shared.running).remove(&self.number);
     }

@@ -18,11 +18,11 @@ use serde_json::{Value, json, value::to_raw_value};
 use tokio::sync::watch;
 
 use crate::{
-    collect::{Collector, Problem, Settings, Target, rest},
-    export::{Binding, KeptRows, Open, Outcome, export},
-    extract::{CompiledProfile, OptIns, Policy},
+    collect::{CollectProblem, CollectSettings, Collector, Target, visibility_outside},
+    export::{Binding, KeptRows, OpenSink, Outcome, export},
+    extract::{CompiledProfile, ExtractPolicy, OptIns},
     select::{Bounds, NamespaceDefaults, Selection},
-    store::{Origin, StoreReader, Visibility, store},
+    store::{RowOrigin, StoreReader, Visibility, store},
     tasks::Tasks,
     watch::{Event, Object, Query, Resolution, Resource, WatchSource},
 };
@@ -36,17 +36,17 @@ fn pod(namespace: &str, name: &str, image: &str) -> Value {
 }
 
 /// A scripted source, one target on Pods, and a sink that remembers.
-struct World {
+struct PipelineTest {
     objects: BTreeMap<String, Vec<Value>>,
     blind: Vec<(String, Option<String>)>,
     complete: bool,
     target: Value,
     bounds: Bounds,
-    sink: Remembering,
-    problems: Vec<Problem>,
+    sink: RecordingSink,
+    problems: Vec<CollectProblem>,
 }
 
-impl World {
+impl PipelineTest {
     fn new() -> Self {
         let namespaces =
             ["a", "b"].map(|name| json!({ "metadata": { "name": name, "labels": { "team": name } } }));
@@ -56,13 +56,13 @@ impl World {
             complete: true,
             target: json!({ "profileRef": "p" }),
             bounds: Bounds::default(),
-            sink: Remembering::default(),
+            sink: RecordingSink::default(),
             problems: Vec::new(),
         }
     }
 
-    fn script(&self) -> Script {
-        Script { objects: self.objects.clone(), blind: self.blind.clone(), complete: self.complete }
+    fn script(&self) -> RunScript {
+        RunScript { objects: self.objects.clone(), blind: self.blind.clone(), complete: self.complete }
     }
 
     fn pods(&mut self, pods: impl IntoIterator<Item = Value>) -> &mut Self {
@@ -77,9 +77,9 @@ impl World {
         }))
         .unwrap();
         let spec: KollectTargetSpec = serde_json::from_value(self.target.clone()).unwrap();
-        let profile = CompiledProfile::compile(&profile, &OptIns::default(), &Policy::default())
+        let profile = CompiledProfile::compile(&profile, &OptIns::default(), &ExtractPolicy::default())
             .unwrap_or_else(|e| unreachable!("{e:?}"));
-        let (policy, defaults) = (Policy::default(), NamespaceDefaults::default());
+        let (policy, defaults) = (ExtractPolicy::default(), NamespaceDefaults::default());
         let selection = Selection::of_target(&spec, &profile.gvk, &self.bounds, &policy, &defaults).unwrap();
         vec![Arc::new(Target::new(target_id(), Arc::new(profile), selection))]
     }
@@ -93,15 +93,15 @@ impl World {
             report.send(problem).unwrap();
         });
         collector.set_targets(&self.targets(), &BTreeSet::new());
-        reader.settled().await;
+        reader.wait_until_seen().await;
         self.problems = problems.try_iter().collect();
         reader
     }
 
     async fn run_in(&mut self, only: Option<&str>) -> Outcome {
         let rows = self.collect(only).await;
-        let rest = rest(&self.script(), &settings(only));
-        let snapshot = rows.snapshot(&[target_id()], rest).expect("every kind was listed");
+        let outside = visibility_outside(&self.script(), &settings(only));
+        let snapshot = rows.snapshot(&[target_id()], outside).expect("every kind was listed");
         export(&self.binding(), &snapshot).await.unwrap()
     }
 
@@ -118,9 +118,9 @@ impl World {
     }
 }
 
-fn settings(only: Option<&str>) -> Settings {
+fn settings(only: Option<&str>) -> CollectSettings {
     let within = only.map(|only| [only.into()].into());
-    Settings { within, follow: false, ..Settings::default() }
+    CollectSettings { within, follow: false, ..CollectSettings::default() }
 }
 
 fn target_id() -> TargetId {
@@ -131,22 +131,22 @@ fn inventory() -> InventoryId {
     InventoryId { cluster: String::new(), namespace: Some("team".into()), name: "pods".into() }
 }
 
-/// What a World shows to one run.
-struct Script {
+/// What a [`PipelineTest`] shows to one run.
+struct RunScript {
     objects: BTreeMap<String, Vec<Value>>,
     blind: Vec<(String, Option<String>)>,
     complete: bool,
 }
 
 #[async_trait]
-impl WatchSource for Script {
+impl WatchSource for RunScript {
     async fn resolve(&self, gvk: &Gvk) -> Resolution {
         Resolution::Served(Resource { name: gvk.kind.clone(), namespaced: gvk.kind != "Namespace" })
     }
 
     async fn permits(&self, query: &Query) -> bool {
-        let place = (query.gvk.kind.clone(), query.namespace.as_deref().map(ToOwned::to_owned));
-        !self.blind.contains(&place)
+        let kind_and_namespace = (query.gvk.kind.clone(), query.namespace.as_deref().map(ToOwned::to_owned));
+        !self.blind.contains(&kind_and_namespace)
     }
 
     fn watch(&self, query: Query) -> BoxStream<'static, Event> {
@@ -169,9 +169,9 @@ impl WatchSource for Script {
 }
 
 #[derive(Clone, Default)]
-struct Remembering {
+struct RecordingSink {
     rows: Arc<Mutex<Baseline>>,
-    /// Of rows; notes do not count.
+    /// Writes of rows; writes without rows do not count.
     writes: Arc<Mutex<usize>>,
     calls: Arc<Mutex<Vec<&'static str>>>,
     /// Whether the inventory belongs to another cluster.
@@ -179,20 +179,20 @@ struct Remembering {
 }
 
 #[async_trait]
-impl Open for Remembering {
+impl OpenSink for RecordingSink {
     async fn open(&self) -> Result<Box<dyn Sink>, SinkError> {
         Ok(Box::new(self.clone()))
     }
 }
 
-impl Remembering {
+impl RecordingSink {
     fn names(&self) -> Vec<String> {
         self.rows.lock().unwrap().keys().map(|key| key.uid.to_string()).collect()
     }
 }
 
 #[async_trait]
-impl Sink for Remembering {
+impl Sink for RecordingSink {
     fn atomicity(&self) -> Atomicity {
         Atomicity::WholeDelta
     }
@@ -222,8 +222,8 @@ impl Sink for Remembering {
         self.calls.lock().unwrap().push("write");
         *self.writes.lock().unwrap() += usize::from(!batch.delta.is_empty());
         let mut rows = self.rows.lock().unwrap();
-        for gone in &batch.delta.removed {
-            rows.remove(&gone.key);
+        for removed in &batch.delta.removed {
+            rows.remove(&removed.key);
         }
         for row in batch.delta.rows() {
             rows.insert(row.key.clone(), row.digest);
@@ -238,194 +238,198 @@ impl Sink for Remembering {
 }
 
 #[tokio::test]
-async fn law_4_and_7_only_changed_rows_are_written() {
-    let mut world = World::new();
-    world.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
-    assert_eq!(world.sink.names(), ["a-one", "b-two"]);
+async fn only_changed_rows_are_written() {
+    let mut test = PipelineTest::new();
+    test.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
+    assert_eq!(test.sink.names(), ["a-one", "b-two"]);
 
     let mut status_only = pod("b", "two", "x:1");
     status_only["status"] = json!({ "phase": "Running" });
-    let outcome = world.pods([pod("a", "one", "x:1"), status_only]).run().await;
+    let outcome = test.pods([pod("a", "one", "x:1"), status_only]).run().await;
     assert!(outcome.delta.is_empty());
-    assert_eq!(*world.sink.writes.lock().unwrap(), 1, "nothing changed, nothing written");
+    assert_eq!(*test.sink.writes.lock().unwrap(), 1, "nothing changed, nothing written");
 
-    let outcome = world.pods([pod("a", "one", "x:2")]).run().await;
+    let outcome = test.pods([pod("a", "one", "x:2")]).run().await;
     let counts = (outcome.delta.added.len(), outcome.delta.changed.len(), outcome.delta.removed.len());
     assert_eq!(counts, (0, 1, 1));
-    assert_eq!(world.sink.names(), ["a-one"]);
+    assert_eq!(test.sink.names(), ["a-one"]);
 }
 
 #[tokio::test]
-async fn law_9_rows_beyond_the_reach_stay_and_are_counted() {
-    let mut world = World::new();
-    world.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
+async fn rows_beyond_the_reach_stay_and_are_counted() {
+    let mut test = PipelineTest::new();
+    test.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
     for target in [
         json!({ "profileRef": "p" }),
         json!({ "profileRef": "p", "includedNamespaces": ["a", "b"] }),
         json!({ "profileRef": "p", "namespaceSelector": {} }),
     ] {
-        world.target = target;
-        world.bounds.namespaces = Some([Arc::from("a")].into());
+        test.target = target;
+        test.bounds.namespaces = Some([Arc::from("a")].into());
         // The object in b changes and is deleted: both are beyond the reach.
         for pods in [vec![pod("a", "one", "x:2"), pod("b", "two", "x:2")], vec![pod("a", "one", "x:1")]] {
-            let outcome = world.pods(pods).run().await;
+            let outcome = test.pods(pods).run().await;
             let counts = (outcome.delta.changed.len(), outcome.delta.removed.len(), outcome.left_alone);
-            assert_eq!(counts, (1, 0, 1), "{}", world.target);
+            assert_eq!(counts, (1, 0, 1), "{}", test.target);
             let kept = KeptRows { beyond: 1, namespaces: ["b".into()].into(), ..KeptRows::default() };
             assert_eq!(outcome.kept, [(target_id(), kept)].into());
-            assert_eq!(world.sink.names(), ["a-one", "b-two"]);
+            assert_eq!(test.sink.names(), ["a-one", "b-two"]);
         }
     }
-    world.bounds.namespaces = None;
-    assert_eq!(world.run().await.delta.removed.len(), 1, "within reach again, what is gone goes");
+    test.bounds.namespaces = None;
+    assert_eq!(
+        test.run().await.delta.removed.len(),
+        1,
+        "within reach again, the row of a deleted object is removed"
+    );
 
-    for scope in [json!({ "deniedNamespaces": ["b"] }), json!({ "allowedNamespaces": ["a"] })] {
-        world.bounds = Bounds::default();
-        world.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
-        world.bounds.namespaces = Some([Arc::from("a")].into());
-        world.bounds.ceilings = vec![serde_json::from_value(scope.clone()).unwrap()];
-        assert_eq!(world.run().await.delta.removed.len(), 1, "{scope} denies it");
+    for ceiling in [json!({ "deniedNamespaces": ["b"] }), json!({ "allowedNamespaces": ["a"] })] {
+        test.bounds = Bounds::default();
+        test.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
+        test.bounds.namespaces = Some([Arc::from("a")].into());
+        test.bounds.ceilings = vec![serde_json::from_value(ceiling.clone()).unwrap()];
+        assert_eq!(test.run().await.delta.removed.len(), 1, "{ceiling} denies it");
     }
 
-    world.bounds = Bounds::default();
-    world.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
-    world.bounds.namespaces = Some([Arc::from("a")].into());
-    world.target = json!({ "profileRef": "p", "includedNamespaces": ["a"] });
-    assert_eq!(world.run().await.delta.removed.len(), 1, "the target does not ask for it any more");
+    test.bounds = Bounds::default();
+    test.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
+    test.bounds.namespaces = Some([Arc::from("a")].into());
+    test.target = json!({ "profileRef": "p", "includedNamespaces": ["a"] });
+    assert_eq!(test.run().await.delta.removed.len(), 1, "the target does not ask for it any more");
 }
 
 #[tokio::test]
 async fn a_run_claims_then_reads_then_writes() {
-    let mut world = World::new();
-    world.pods([pod("a", "one", "x:1")]).run().await;
-    assert_eq!(*world.sink.calls.lock().unwrap(), ["claim", "baseline", "write"]);
+    let mut test = PipelineTest::new();
+    test.pods([pod("a", "one", "x:1")]).run().await;
+    assert_eq!(*test.sink.calls.lock().unwrap(), ["claim", "baseline", "write"]);
 
-    world.sink.calls.lock().unwrap().clear();
-    world.sink.refuses = true;
-    let rows = world.pods([]).collect(None).await;
+    test.sink.calls.lock().unwrap().clear();
+    test.sink.refuses = true;
+    let rows = test.pods([]).collect(None).await;
     let snapshot = rows.snapshot(&[target_id()], Visibility::Everything).unwrap();
-    let error = export(&world.binding(), &snapshot).await.unwrap_err();
+    let error = export(&test.binding(), &snapshot).await.unwrap_err();
     assert_eq!(error.reason, SinkReason::OwnedByOther);
-    assert_eq!(*world.sink.calls.lock().unwrap(), ["claim"], "a refused run reads and writes nothing");
-    assert_eq!(world.sink.names(), ["a-one"]);
+    assert_eq!(*test.sink.calls.lock().unwrap(), ["claim"], "a refused run reads and writes nothing");
+    assert_eq!(test.sink.names(), ["a-one"]);
 }
 
 #[tokio::test]
-async fn law_5_a_blind_kind_deletes_nothing() {
-    let mut world = World::new();
-    world.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
-    world.blind =
+async fn a_blind_kind_removes_no_rows() {
+    let mut test = PipelineTest::new();
+    test.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
+    test.blind =
         vec![("Pod".into(), None), ("Pod".into(), Some("a".into())), ("Pod".into(), Some("b".into()))];
-    let outcome = world.run().await;
+    let outcome = test.run().await;
     assert!(outcome.delta.is_empty());
     assert_eq!(outcome.left_alone, 2);
     assert!(
-        matches!(&world.problems[..], [Problem::Blind { .. }, Problem::Blind { .. }]),
+        matches!(&test.problems[..], [CollectProblem::Blind { .. }, CollectProblem::Blind { .. }]),
         "{:?}",
-        world.problems
+        test.problems
     );
 }
 
 #[tokio::test]
-async fn without_permission_for_the_cluster_namespaces_are_asked_one_by_one() {
-    let mut world = World::new();
-    world.blind = vec![("Pod".into(), None), ("Pod".into(), Some("b".into()))];
-    world.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
-    assert_eq!(world.sink.names(), ["a-one"]);
+async fn without_permission_for_the_cluster_each_namespace_is_listed() {
+    let mut test = PipelineTest::new();
+    test.blind = vec![("Pod".into(), None), ("Pod".into(), Some("b".into()))];
+    test.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
+    assert_eq!(test.sink.names(), ["a-one"]);
     assert!(
-        matches!(&world.problems[..], [Problem::Blind { place, .. }] if place.namespace.as_deref() == Some("b"))
+        matches!(&test.problems[..], [CollectProblem::Blind { watched, .. }] if watched.namespace.as_deref() == Some("b"))
     );
 }
 
 #[tokio::test]
-async fn law_5_a_blind_namespace_deletes_only_elsewhere() {
-    let mut world = World::new();
-    world.target = json!({ "profileRef": "p", "includedNamespaces": ["a", "b"] });
-    world.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
-    world.blind = vec![("Pod".into(), Some("b".into()))];
-    world.pods([]).run().await;
-    assert_eq!(world.sink.names(), ["b-two"]);
+async fn rows_are_removed_only_outside_of_a_blind_namespace() {
+    let mut test = PipelineTest::new();
+    test.target = json!({ "profileRef": "p", "includedNamespaces": ["a", "b"] });
+    test.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
+    test.blind = vec![("Pod".into(), Some("b".into()))];
+    test.pods([]).run().await;
+    assert_eq!(test.sink.names(), ["b-two"]);
 }
 
 #[tokio::test]
-async fn law_5_unknown_namespaces_delete_nothing() {
-    let mut world = World::new();
-    world.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
-    world.blind = vec![("Namespace".into(), None)];
-    let outcome = world.pods([]).run().await;
+async fn unknown_namespaces_remove_no_rows() {
+    let mut test = PipelineTest::new();
+    test.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
+    test.blind = vec![("Namespace".into(), None)];
+    let outcome = test.pods([]).run().await;
     assert!(outcome.delta.removed.is_empty());
     assert!(
-        matches!(&world.problems[..], [Problem::Blind { .. }, Problem::Undecided { .. }]),
+        matches!(&test.problems[..], [CollectProblem::Blind { .. }, CollectProblem::Undecided { .. }]),
         "{:?}",
-        world.problems
+        test.problems
     );
 
-    world.target = json!({ "profileRef": "p", "includedNamespaces": ["a"], "namespaceSelector": { "matchLabels": { "team": "a" } } });
-    assert!(world.run().await.delta.removed.is_empty(), "labels are not known either");
+    test.target = json!({ "profileRef": "p", "includedNamespaces": ["a"], "namespaceSelector": { "matchLabels": { "team": "a" } } });
+    assert!(test.run().await.delta.removed.is_empty(), "labels are not known either");
 
-    world.target = json!({ "profileRef": "p", "includedNamespaces": ["a"] });
-    world.run().await;
-    assert!(world.sink.names().is_empty(), "names alone decide here: a is empty, b is not selected");
+    test.target = json!({ "profileRef": "p", "includedNamespaces": ["a"] });
+    test.run().await;
+    assert!(test.sink.names().is_empty(), "names alone decide here: a is empty, b is not selected");
 }
 
 #[tokio::test]
-async fn law_9_an_undecided_target_collects_nothing() {
-    let mut world = World::new();
-    world.blind = vec![("Namespace".into(), None)];
-    world.target = json!({ "profileRef": "p", "includedNamespaces": ["a"], "namespaceExcludeSelector": { "matchLabels": { "team": "a" } } });
-    world.pods([pod("a", "one", "x:1")]).run().await;
-    assert!(world.sink.names().is_empty());
+async fn an_undecided_target_collects_nothing() {
+    let mut test = PipelineTest::new();
+    test.blind = vec![("Namespace".into(), None)];
+    test.target = json!({ "profileRef": "p", "includedNamespaces": ["a"], "namespaceExcludeSelector": { "matchLabels": { "team": "a" } } });
+    test.pods([pod("a", "one", "x:1")]).run().await;
+    assert!(test.sink.names().is_empty());
 }
 
 #[tokio::test]
-async fn law_5_a_target_that_no_task_collects_keeps_its_rows() {
-    let mut world = World::new();
-    world.pods([pod("a", "one", "x:1")]).run().await;
+async fn a_target_that_no_task_collects_keeps_its_rows() {
+    let mut test = PipelineTest::new();
+    test.pods([pod("a", "one", "x:1")]).run().await;
     let (_, reader) = store();
     let snapshot = reader.snapshot(&[target_id()], Visibility::Everything).unwrap();
-    assert!(export(&world.binding(), &snapshot).await.unwrap().delta.is_empty());
+    assert!(export(&test.binding(), &snapshot).await.unwrap().delta.is_empty());
     let snapshot = reader.snapshot(&[], Visibility::Everything).unwrap();
-    export(&world.binding(), &snapshot).await.unwrap();
-    assert!(world.sink.names().is_empty(), "a target that no longer belongs to the inventory loses its rows");
+    export(&test.binding(), &snapshot).await.unwrap();
+    assert!(test.sink.names().is_empty(), "a target that no longer belongs to the inventory loses its rows");
 }
 
 #[tokio::test]
-async fn rules_are_alternatives_whatever_query_reads_them() {
-    let mut world = World::new();
+async fn an_object_needs_to_match_only_one_of_several_rules() {
+    let mut test = PipelineTest::new();
     let mut labelled = pod("a", "two", "x:1");
     labelled["metadata"]["labels"] = json!({ "app": "b" });
     let pods = json!({ "version": "v1", "kind": "Pod" });
-    world.target = json!({ "profileRef": "p", "resourceRules": [
+    test.target = json!({ "profileRef": "p", "resourceRules": [
         { "gvk": pods, "matchLabels": { "app": "b" } },
         { "gvk": pods, "matchLabels": { "app": "a" }, "fieldSelector": "spec.nodeName=x" },
     ] });
-    world.pods([pod("a", "one", "x:1"), labelled]).run().await;
-    assert_eq!(world.sink.names(), ["a-two"]);
+    test.pods([pod("a", "one", "x:1"), labelled]).run().await;
+    assert_eq!(test.sink.names(), ["a-two"]);
 }
 
 #[tokio::test]
-async fn law_9_a_narrowed_selection_removes_what_it_no_longer_selects() {
-    let mut world = World::new();
-    world.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
-    world.target = json!({ "profileRef": "p", "namespaceSelector": { "matchLabels": { "team": "a" } } });
-    world.run().await;
-    assert_eq!(world.sink.names(), ["a-one"]);
-    world.target = json!({ "profileRef": "p", "includedNamespaces": ["b"] });
-    world.run().await;
-    assert_eq!(world.sink.names(), ["b-two"], "names in the spec are knowledge");
+async fn a_narrowed_selection_removes_rows_that_it_no_longer_selects() {
+    let mut test = PipelineTest::new();
+    test.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
+    test.target = json!({ "profileRef": "p", "namespaceSelector": { "matchLabels": { "team": "a" } } });
+    test.run().await;
+    assert_eq!(test.sink.names(), ["a-one"]);
+    test.target = json!({ "profileRef": "p", "includedNamespaces": ["b"] });
+    test.run().await;
+    assert_eq!(test.sink.names(), ["b-two"], "names in the spec are knowledge");
 }
 
 #[tokio::test]
-async fn what_a_run_did_not_look_at_is_not_removed() {
-    let mut world = World::new();
-    world.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
-    world.pods([]).run_in(Some("a")).await;
-    assert_eq!(world.sink.names(), ["b-two"], "only namespace a was looked at");
-    world.complete = false;
-    assert!(world.run().await.delta.is_empty(), "files say nothing about what they do not contain");
-    world.complete = true;
-    world.run().await;
-    assert!(world.sink.names().is_empty());
+async fn rows_that_a_run_does_not_cover_are_not_removed() {
+    let mut test = PipelineTest::new();
+    test.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
+    test.pods([]).run_in(Some("a")).await;
+    assert_eq!(test.sink.names(), ["b-two"], "only namespace a was looked at");
+    test.complete = false;
+    assert!(test.run().await.delta.is_empty(), "files say nothing about what they do not contain");
+    test.complete = true;
+    test.run().await;
+    assert!(test.sink.names().is_empty());
 }
 
 #[tokio::test]
@@ -439,11 +443,11 @@ async fn a_snapshot_waits_for_every_kind() {
 
 #[tokio::test]
 async fn objects_without_a_uid_have_a_stable_key() {
-    let mut world = World::new();
-    let mut anonymous = pod("a", "one", "x:1");
-    anonymous["metadata"].as_object_mut().unwrap().remove("uid");
-    world.pods([anonymous.clone()]).run().await;
-    assert!(world.pods([anonymous]).run().await.delta.is_empty());
+    let mut test = PipelineTest::new();
+    let mut without_uid = pod("a", "one", "x:1");
+    without_uid["metadata"].as_object_mut().unwrap().remove("uid");
+    test.pods([without_uid.clone()]).run().await;
+    assert!(test.pods([without_uid]).run().await.delta.is_empty());
 }
 
 #[tokio::test]
@@ -462,7 +466,7 @@ async fn a_removed_target_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_reader_hears_of_the_successor_of_a_removed_target() {
+async fn a_reader_gets_the_changes_of_the_successor_of_a_removed_target() {
     let (writer, reader) = store();
     let mut changes = reader.changes(&[target_id()]);
     drop(writer.rows(&target_id(), &gvk("Pod")));
@@ -477,7 +481,7 @@ async fn a_reader_hears_of_the_successor_of_a_removed_target() {
         uid: text("u"),
     };
     let attributes = Arc::from(to_raw_value(&json!({})).unwrap());
-    rows.upsert(Row::new(key, text("v1"), text("one"), attributes), Origin::default(), None);
+    rows.upsert(Row::new(key, text("v1"), text("one"), attributes), RowOrigin::default(), None);
     rows.set_visibility(Visibility::Everything);
     assert_eq!(changes.take().len(), 1);
 }

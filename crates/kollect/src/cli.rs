@@ -1,8 +1,8 @@
 //! The subcommands that people run by hand.
 
 pub(crate) mod collect;
+mod common_args;
 mod deliver;
-mod input;
 mod manifests;
 mod print;
 mod progress;
@@ -38,7 +38,7 @@ pub(crate) fn crds(args: &CrdsArgs) -> ExitCode {
             print::printed(result, "print the definitions")
         }
     };
-    done.map_or_else(|error| input::fail(&error), |()| ExitCode::SUCCESS)
+    done.map_or_else(|error| common_args::fail(&error), |()| ExitCode::SUCCESS)
 }
 
 fn write_crds(dir: &Path) -> anyhow::Result<()> {

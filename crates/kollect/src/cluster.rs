@@ -1,11 +1,11 @@
-//! Objects of a live cluster: which kinds it serves, what we may list, and one stream per query.
+//! Objects of a live cluster: which kinds it serves, what may be listed, and one stream per query.
 
 mod discovery;
 mod follow;
 mod identity;
 mod request;
 
-pub(crate) use identity::Identity;
+pub(crate) use identity::ClusterIdentity;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context, anyhow};
 use async_trait::async_trait;
 use discovery::Discovery;
-use follow::Timing;
+use follow::WatchLimits;
 use futures::{StreamExt, channel::mpsc, stream, stream::BoxStream};
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
@@ -28,7 +28,7 @@ use kube::{
     api::PostParams,
     config::{KubeConfigOptions, Kubeconfig},
 };
-use request::{Endpoint, PATIENCE};
+use request::{REQUEST_TIMEOUT, ResourceEndpoint};
 use tokio::{
     sync::{Semaphore, watch},
     time,
@@ -36,42 +36,42 @@ use tokio::{
 use tracing::warn;
 
 /// Maximum number of lists that run at the same time.
-const LISTS: usize = 8;
+const MAX_LISTS: usize = 8;
 /// Capacity of the event queue of a query; when it is full, the connection waits.
-const QUEUE: usize = 64;
+const QUEUE_CAPACITY: usize = 64;
 
 /// A cluster whose API server has answered.
 pub(crate) struct ClusterSource {
-    shared: Arc<Shared>,
+    shared: Arc<SourceState>,
     /// Id that distinguishes this cluster from all others.
     pub(crate) id: String,
     url: http::Uri,
 }
 
 /// State that all streams share.
-struct Shared {
+struct SourceState {
     client: Client,
     discovery: Discovery,
     lists: Arc<Semaphore>,
     /// API groups whose servers do not support streamed lists.
     refuses_watch_lists: Mutex<BTreeSet<String>>,
     /// The newest resourceVersion of each kind that any stream has seen.
-    seen: Mutex<BTreeMap<Gvk, u64>>,
-    timing: Timing,
+    newest_versions: Mutex<BTreeMap<Gvk, u64>>,
+    limits: WatchLimits,
 }
 
-impl Shared {
-    fn newest(&self) -> MutexGuard<'_, BTreeMap<Gvk, u64>> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+impl SourceState {
+    fn newest_versions(&self) -> MutexGuard<'_, BTreeMap<Gvk, u64>> {
+        self.newest_versions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The newest resourceVersion of a kind that any stream has seen; 0: none.
-    fn seen(&self, gvk: &Gvk) -> u64 {
-        self.newest().get(gvk).copied().unwrap_or(0)
+    fn newest_version(&self, gvk: &Gvk) -> u64 {
+        self.newest_versions().get(gvk).copied().unwrap_or(0)
     }
 
-    fn saw(&self, gvk: &Gvk, version: u64) {
-        let mut newest = self.newest();
+    fn record_version(&self, gvk: &Gvk, version: u64) {
+        let mut newest = self.newest_versions();
         match newest.get_mut(gvk) {
             Some(known) => *known = version.max(*known),
             None => drop(newest.insert(gvk.clone(), version)),
@@ -81,7 +81,7 @@ impl Shared {
     /// The cluster was restored from a backup: versions that were seen before no longer count.
     fn went_back(&self, gvk: &Gvk, version: u64) {
         warn!(kind = %gvk, version, "the versions of the cluster went back; everything is read again");
-        self.newest().insert(gvk.clone(), version);
+        self.newest_versions().insert(gvk.clone(), version);
     }
 
     fn refuses_watch_lists(&self, group: &str) -> bool {
@@ -94,9 +94,9 @@ impl Shared {
     }
 
     /// Where to send the requests of a query.
-    async fn endpoint(&self, query: &Query) -> Result<Endpoint, Blindness> {
+    async fn endpoint(&self, query: &Query) -> Result<ResourceEndpoint, Blindness> {
         match self.discovery.find(&query.gvk).await {
-            Ok(served) => Endpoint::new(self.client.clone(), &served, query),
+            Ok(served) => ResourceEndpoint::new(self.client.clone(), &served, query),
             Err(Resolution::Blind(blindness)) => Err(blindness),
             Err(_) => {
                 let message = format!("{} is not served by the cluster", query.gvk);
@@ -109,26 +109,27 @@ impl Shared {
 impl ClusterSource {
     /// Connects with a context of the user's kubeconfig. The error names the context.
     pub(crate) async fn connect(kubeconfig: Option<&Path>, context: Option<&str>) -> anyhow::Result<Self> {
-        Self::connect_with(kubeconfig, context, Timing::default()).await
+        Self::connect_with(kubeconfig, context, WatchLimits::default()).await
     }
 
     /// Connects with a kubeconfig file, or as the service account of the pod.
     pub(crate) async fn connect_in_cluster(
         kubeconfig: Option<&Path>,
-        identity: Identity,
+        identity: ClusterIdentity,
     ) -> anyhow::Result<Self> {
-        let (config, who) = match (kubeconfig, Config::incluster()) {
+        let (config, client_name) = match (kubeconfig, Config::incluster()) {
             (None, Ok(config)) => (config, "the service account".into()),
             _ => find_config(kubeconfig, None).await?,
         };
-        Self::with_config(config, &who, Timing::default(), identity).await
+        Self::with_config(config, &client_name, WatchLimits::default(), identity).await
     }
 
     /// The cluster of an API server in memory.
     #[cfg(test)]
     pub(crate) async fn in_memory(client: Client) -> anyhow::Result<Self> {
         let url = http::Uri::from_static("https://in-memory/");
-        Self::with_client(client, url, Timing::default(), Identity::Cluster, "anonymous".into()).await
+        Self::with_client(client, url, WatchLimits::default(), ClusterIdentity::Cluster, "anonymous".into())
+            .await
     }
 
     /// Where the API server is.
@@ -149,27 +150,32 @@ impl ClusterSource {
     async fn connect_with(
         kubeconfig: Option<&Path>,
         context: Option<&str>,
-        timing: Timing,
+        limits: WatchLimits,
     ) -> anyhow::Result<Self> {
-        let (config, who) = find_config(kubeconfig, context).await?;
-        Self::with_config(config, &who, timing, Identity::Cluster).await
+        let (config, client_name) = find_config(kubeconfig, context).await?;
+        Self::with_config(config, &client_name, limits, ClusterIdentity::Cluster).await
     }
 
     async fn with_config(
         config: Config,
-        who: &str,
-        timing: Timing,
-        identity: Identity,
+        client_name: &str,
+        limits: WatchLimits,
+        identity: ClusterIdentity,
     ) -> anyhow::Result<Self> {
         let url = config.cluster_url.clone();
         let server = url.to_string();
         let unverified = config.accept_invalid_certs;
-        let anonymous = identity::anonymous(&config);
-        let client = Client::try_from(config).with_context(|| format!("set up the client of {who}"))?;
-        let unreachable = || format!("reach the cluster at {server} ({who})");
-        let version = time::timeout(PATIENCE, client.apiserver_version()).await;
-        version.context("no answer").with_context(unreachable)?.map_err(plain).with_context(unreachable)?;
-        let source = Self::with_client(client, url, timing, identity, anonymous);
+        let fallback_id = identity::fallback_id(&config);
+        let client =
+            Client::try_from(config).with_context(|| format!("set up the client of {client_name}"))?;
+        let unreachable = || format!("reach the cluster at {server} ({client_name})");
+        let version = time::timeout(REQUEST_TIMEOUT, client.apiserver_version()).await;
+        version
+            .context("no answer")
+            .with_context(unreachable)?
+            .map_err(innermost_cause)
+            .with_context(unreachable)?;
+        let source = Self::with_client(client, url, limits, identity, fallback_id);
         let source = source.await.with_context(unreachable)?;
         if unverified {
             warn!(
@@ -180,22 +186,22 @@ impl ClusterSource {
         Ok(source)
     }
 
-    /// The cluster that a client talks to. `anonymous` is its id if the namespace kube-system may not be read.
+    /// The cluster that a client talks to. `fallback_id` is its id if the namespace kube-system may not be read.
     async fn with_client(
         client: Client,
         url: http::Uri,
-        timing: Timing,
-        identity: Identity,
-        anonymous: String,
+        limits: WatchLimits,
+        identity: ClusterIdentity,
+        fallback_id: String,
     ) -> anyhow::Result<Self> {
-        let id = identity.find(&client, anonymous).await?;
-        let shared = Shared {
-            discovery: Discovery::new(client.clone(), timing.certain),
+        let id = identity.find(&client, fallback_id).await?;
+        let shared = SourceState {
+            discovery: Discovery::new(client.clone(), limits.absent_after),
             client,
-            lists: Arc::new(Semaphore::new(LISTS)),
+            lists: Arc::new(Semaphore::new(MAX_LISTS)),
             refuses_watch_lists: Mutex::default(),
-            seen: Mutex::default(),
-            timing,
+            newest_versions: Mutex::default(),
+            limits,
         };
         Ok(Self { shared: Arc::new(shared), id, url })
     }
@@ -208,8 +214,8 @@ impl ClusterSource {
 
 /// A client for single requests, with a kubeconfig.
 pub(crate) async fn client(kubeconfig: Option<&Path>, context: Option<&str>) -> anyhow::Result<Client> {
-    let (config, who) = find_config(kubeconfig, context).await?;
-    Client::try_from(config).with_context(|| format!("make a client for {who}"))
+    let (config, client_name) = find_config(kubeconfig, context).await?;
+    Client::try_from(config).with_context(|| format!("make a client for {client_name}"))
 }
 
 /// The configuration of a context, and how messages name the context.
@@ -228,7 +234,7 @@ async fn find_config(kubeconfig: Option<&Path>, context: Option<&str>) -> anyhow
 }
 
 /// Keeps only the innermost cause of an error: kube's errors repeat their causes in their own text.
-pub(crate) fn plain(error: kube::Error) -> anyhow::Error {
+pub(crate) fn innermost_cause(error: kube::Error) -> anyhow::Error {
     match error {
         kube::Error::Api(status) => anyhow!("{} ({})", status.message, status.code),
         other => match anyhow::Error::from(other).chain().last() {
@@ -273,8 +279,9 @@ impl WatchSource for ClusterSource {
             };
             let reviews = Api::<SelfSubjectAccessReview>::all(self.shared.client.clone());
             let parameters = PostParams::default();
-            let answer = time::timeout(PATIENCE, reviews.create(&parameters, &review)).await;
-            let denies = |review: SelfSubjectAccessReview| review.status.is_some_and(|s| !s.allowed);
+            let answer = time::timeout(REQUEST_TIMEOUT, reviews.create(&parameters, &review)).await;
+            let denies =
+                |review: SelfSubjectAccessReview| review.status.is_some_and(|status| !status.allowed);
             if answer.is_ok_and(|answer| answer.is_ok_and(denies)) {
                 return false;
             }
@@ -283,7 +290,7 @@ impl WatchSource for ClusterSource {
     }
 
     fn watch(&self, query: Query) -> BoxStream<'static, Event> {
-        let (sender, receiver) = mpsc::channel(QUEUE);
+        let (sender, receiver) = mpsc::channel(QUEUE_CAPACITY);
         let work = follow::follow(self.shared.clone(), query, sender);
         // The work runs while the stream is read, and yields nothing itself.
         let work = stream::once(work).filter_map(|()| async { None });

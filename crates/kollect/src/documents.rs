@@ -20,8 +20,10 @@ pub(crate) fn files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in entries {
         let file = entry.with_context(|| format!("{}", path.display()))?.path();
-        let known = file.extension().is_some_and(|e| e == "yaml" || e == "yml" || e == "json");
-        if known && file.is_file() {
+        let is_document_file = file
+            .extension()
+            .is_some_and(|extension| extension == "yaml" || extension == "yml" || extension == "json");
+        if is_document_file && file.is_file() {
             files.push(file);
         }
     }
@@ -63,8 +65,8 @@ pub(crate) fn parse(text: &str) -> Vec<Document> {
     parsed.filter(|(_, value)| !matches!(value, Ok(Value::Null))).collect()
 }
 
-/// Cuts a stream at its document markers. A line that starts with three dashes is one wherever it
-/// stands, so a document that does not parse does not hide the others.
+/// Cuts a stream at its document markers. A line that starts with three dashes is always one,
+/// so a document that does not parse does not hide the others.
 fn split(text: &str) -> Vec<(usize, String)> {
     let blank = |text: &str| text.lines().all(|line| line.trim().is_empty() || line.starts_with(['#', '%']));
     let mut documents = Vec::new();

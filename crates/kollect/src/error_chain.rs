@@ -2,8 +2,8 @@
 
 use std::error::Error;
 
-/// The chain of causes. Some libraries repeat a cause in the text of its effect; it is told once.
-pub(crate) fn told_once(error: &(dyn Error + 'static)) -> String {
+/// The chain of causes. Some libraries repeat a cause in the text of its effect; it is shown once.
+pub(crate) fn chain_text(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -1,6 +1,6 @@
 //! Objects from files instead of a cluster.
 //!
-//! Files say what exists, never what does not: nothing is removed from a sink because of them.
+//! Files show what exists, never what does not: nothing is removed from a sink because of them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,10 +22,10 @@ use tokio::sync::watch;
 
 use crate::documents;
 
-/// What an object or a list says about itself.
+/// The fields that objects and lists have in common.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Header {
+struct ObjectHeader {
     api_version: String,
     kind: String,
     items: Option<Vec<Box<RawValue>>>,
@@ -35,12 +35,12 @@ struct Header {
 pub(crate) struct FileSource {
     objects: BTreeMap<Gvk, Arc<Vec<Box<RawValue>>>>,
     namespaces: BTreeSet<String>,
-    /// Objects without a namespace, by kind: nothing tells whether they should have one.
+    /// Objects without a namespace, by kind: it is unknown whether they should have one.
     pub(crate) without_namespace: BTreeMap<Gvk, usize>,
 }
 
 impl FileSource {
-    /// Reads all files, or says everything that is wrong with them.
+    /// Reads all files, or returns everything that is wrong with them.
     pub(crate) fn read(paths: &[PathBuf]) -> Result<Self, Vec<String>> {
         let mut source = Self {
             objects: BTreeMap::new(),
@@ -84,18 +84,18 @@ impl FileSource {
     }
 
     /// Adds an object, or the items of a list. Items of a typed list do not repeat their kind.
-    fn add(&mut self, raw: Box<RawValue>, list: Option<&Header>) -> anyhow::Result<()> {
+    fn add(&mut self, raw: Box<RawValue>, list: Option<&ObjectHeader>) -> anyhow::Result<()> {
         let not_an_object = "apiVersion and kind are needed: this is not a Kubernetes object";
-        let mut header: Header = serde_json::from_str(raw.get()).context(not_an_object)?;
+        let mut header: ObjectHeader = serde_json::from_str(raw.get()).context(not_an_object)?;
         if let Some(list) = list.filter(|list| header.kind.is_empty() && !list.kind.is_empty()) {
             header.api_version.clone_from(&list.api_version);
             header.kind.clone_from(&list.kind);
         }
         if let (Some(kind), Some(items)) = (header.kind.strip_suffix("List"), header.items.take()) {
-            let header = Header { kind: kind.to_owned(), ..header };
+            let header = ObjectHeader { kind: kind.to_owned(), ..header };
             return items.into_iter().try_for_each(|item| self.add(item, Some(&header)));
         }
-        let Header { api_version, kind, .. } = header;
+        let ObjectHeader { api_version, kind, .. } = header;
         ensure!(!api_version.is_empty() && !kind.is_empty(), not_an_object);
         let (group, version) = api_version.split_once('/').unwrap_or(("", &api_version));
         let gvk = Gvk { group: group.into(), version: version.into(), kind };
@@ -116,8 +116,8 @@ impl FileSource {
         let gvk = namespace_kind();
         let known = Arc::make_mut(self.objects.entry(gvk.clone()).or_default());
         let name = |raw: Box<RawValue>| Some(Object::parse(raw, &gvk).ok()?.metadata.name.to_string());
-        let shown: BTreeSet<String> = known.iter().cloned().filter_map(name).collect();
-        for name in self.namespaces.difference(&shown) {
+        let listed: BTreeSet<String> = known.iter().cloned().filter_map(name).collect();
+        for name in self.namespaces.difference(&listed) {
             let namespace = json!({
                 "apiVersion": "v1", "kind": "Namespace",
                 "metadata": { "name": name, "labels": { "kubernetes.io/metadata.name": name } },

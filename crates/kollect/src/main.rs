@@ -23,7 +23,7 @@ use clap::{Parser, Subcommand};
 /// Turns selected live Kubernetes state into a durable, queryable inventory.
 #[derive(Parser)]
 #[command(version, max_term_width = 100)]
-struct Args {
+struct ProgramArgs {
     #[command(subcommand)]
     command: Command,
 }
@@ -31,19 +31,19 @@ struct Args {
 #[derive(Subcommand)]
 enum Command {
     /// Read objects once, with manifests from files: nothing is installed anywhere.
-    Collect(Box<cli::collect::Args>),
+    Collect(Box<cli::collect::CollectArgs>),
     /// Follow objects and print every row that changes: nothing is installed anywhere.
-    Watch(Box<cli::watch::Args>),
+    Watch(Box<cli::watch::WatchArgs>),
     /// Ask the operator to look at an inventory, a target or a sink now, and wait for what comes of it.
-    Reconcile(cli::reconcile::Args),
+    Reconcile(cli::reconcile::ReconcileArgs),
     /// Keep the inventories of a cluster up to date: what runs in the cluster.
-    Operator(Box<operator::Args>),
+    Operator(Box<operator::OperatorArgs>),
     /// Print the custom resource definitions of the eleven kinds.
     Crds(cli::CrdsArgs),
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = ProgramArgs::parse();
     // Several libraries link rustls with different providers; the process needs one answer.
     if rustls::crypto::ring::default_provider().install_default().is_err() {
         eprintln!("error: a TLS provider is already installed");

@@ -10,6 +10,7 @@
 //! starts and stops tasks accordingly. The process keeps no state that it could not read again after a restart.
 
 mod args;
+mod binding_states;
 mod bindings;
 mod conditions;
 mod destinations;
@@ -21,7 +22,6 @@ mod metrics;
 mod objects;
 mod plans;
 mod probe;
-mod progress;
 mod reconcile;
 mod secrets;
 mod serve;
@@ -33,7 +33,7 @@ mod status_writer;
 mod take_over;
 mod webhooks;
 
-pub(crate) use args::Args;
+pub(crate) use args::OperatorArgs;
 pub(crate) use leader::LEASE;
 pub(crate) use status_writer::api;
 
@@ -41,7 +41,7 @@ use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use kollect_engine::{
-    collect::{Collector, Problem, Settings},
+    collect::{CollectProblem, CollectSettings, Collector},
     store::store,
     tasks::{Task, TaskKind, Tasks},
 };
@@ -53,24 +53,24 @@ use tracing::{debug, info, warn};
 
 use crate::{
     cluster::ClusterSource,
-    error_chain::{LastProblem, told_once},
+    error_chain::{LastProblem, chain_text},
     resolve::{OperatorPolicy, api_servers},
 };
 
 /// `kollect operator`
-pub(crate) fn run(args: Args) -> ExitCode {
+pub(crate) fn run(args: OperatorArgs) -> ExitCode {
     args.start_logs();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     match runtime.context("start the runtime").and_then(|runtime| runtime.block_on(operate(args))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!(error = told_once(error.as_ref()), "cannot run");
+            tracing::error!(error = chain_text(error.as_ref()), "cannot run");
             ExitCode::FAILURE
         }
     }
 }
 
-async fn operate(args: Args) -> anyhow::Result<()> {
+async fn operate(args: OperatorArgs) -> anyhow::Result<()> {
     let mut operator_policy = args.operator_policy()?;
     args.webhooks.check(args.tenant_mode)?;
     args.warn_about_retired_flags();
@@ -80,12 +80,15 @@ async fn operate(args: Args) -> anyhow::Result<()> {
     let operator_policy =
         Arc::new(OperatorPolicy { own_namespace, cluster_id: Some(source.id.clone()), ..operator_policy });
     let tasks = Tasks::default();
-    let settings =
-        Settings { within: args.within(), resync: args.informer_resync_period(), ..Settings::default() };
+    let settings = CollectSettings {
+        within: args.within(),
+        resync: args.informer_resync_period(),
+        ..CollectSettings::default()
+    };
     let client = source.client();
     let leader = args.lead(client.clone(), &tasks)?;
-    leader.asked().await;
-    let parts = Parts {
+    leader.wait_for_first_answer().await;
+    let parts = ReplicaParts {
         source,
         operator_policy: operator_policy.clone(),
         settings,
@@ -97,7 +100,7 @@ async fn operate(args: Args) -> anyhow::Result<()> {
     let Replica { mut operator, metrics, health, kinds: _kinds } = Replica::new(parts, leader.watch());
     let address = &args.health_probe_bind_address;
     let probes = health::serve(address, health, leader.watch(), &tasks).await?;
-    let (shown, _sampling) = serve_metrics(&args, &metrics, client, &tasks).await?.unzip();
+    let (metrics_server, _sampling_task) = serve_metrics(&args, &metrics, client, &tasks).await?.unzip();
     let admission = webhooks::Admission::new(operator.objects(), operator_policy, args.within());
     let webhooks = match args.webhooks.serve(admission, args.tenant_mode, args.enable_http2, &tasks).await {
         Ok(webhooks) => webhooks,
@@ -108,22 +111,22 @@ async fn operate(args: Args) -> anyhow::Result<()> {
         }
     };
     info!(version = env!("CARGO_PKG_VERSION"), cluster = operator.cluster(), "started");
-    let stop = shutdown::until_stopped(&tasks, operator.run(), crate::signals::asked_to_stop()).await;
-    let servers = [shown, probes, webhooks].into_iter().flatten().collect();
+    let stop = shutdown::until_stopped(&tasks, operator.run(), crate::signals::stop_signal()).await;
+    let servers = [metrics_server, probes, webhooks].into_iter().flatten().collect();
     let grace = Duration::from_secs(args.shutdown_grace_period);
     let last_steps = shutdown::release(leader, servers);
     let stopped =
-        shutdown::stop(&tasks, grace, operator.stop(), last_steps, crate::signals::asked_to_stop_again())
+        shutdown::stop(&tasks, grace, operator.stop(), last_steps, crate::signals::second_stop_signal())
             .await;
     stop?;
     stopped
 }
 
 /// Parts that a replica is built from.
-struct Parts {
+struct ReplicaParts {
     source: Arc<ClusterSource>,
     operator_policy: Arc<OperatorPolicy>,
-    settings: Settings,
+    settings: CollectSettings,
     sinks: Arc<dyn bindings::OpenPlan>,
     tasks: Tasks,
     cleanup_timeout: Duration,
@@ -140,9 +143,16 @@ struct Replica {
 }
 
 impl Replica {
-    fn new(parts: Parts, leadership: watch::Receiver<leader::Leadership>) -> Self {
-        let Parts { source, operator_policy, settings, sinks, tasks, cleanup_timeout, claim_check_interval } =
-            parts;
+    fn new(parts: ReplicaParts, leadership: watch::Receiver<leader::Leadership>) -> Self {
+        let ReplicaParts {
+            source,
+            operator_policy,
+            settings,
+            sinks,
+            tasks,
+            cleanup_timeout,
+            claim_check_interval,
+        } = parts;
         let kinds = tasks.core(TaskKind::Discovery.into(), source.clone().follow_kinds());
         let (writer, rows) = store();
         let meter = metrics::Meter::default();
@@ -150,18 +160,18 @@ impl Replica {
         let report = counted(meter.clone());
         let collector = Collector::start(source.clone(), writer, settings, tasks.clone(), report);
         let health = health::Health::default();
-        let binding_states = progress::BindingStates::default();
-        let asked = source.clone();
-        let sources = metrics::Sources {
+        let binding_states = binding_states::BindingStates::default();
+        let discovery = source.clone();
+        let sources = metrics::GaugeSources {
             rows: rows.clone(),
             coverage: collector.coverage().clone(),
             binding_states: binding_states.clone(),
             leadership: leadership.clone(),
             tasks: tasks.clone(),
-            discovery: Box::new(move || asked.knows_all_kinds()),
+            discovery: Box::new(move || discovery.knows_all_kinds()),
         };
         let metrics = metrics::Metrics::new(sources, meter);
-        let setup = reconcile::Setup {
+        let setup = reconcile::OperatorParts {
             source,
             operator_policy,
             collector,
@@ -181,11 +191,11 @@ impl Replica {
 
 /// Serves `/metrics`, on standby replicas too, and starts the task that samples the series of profiles.
 async fn serve_metrics(
-    args: &Args,
+    args: &OperatorArgs,
     metrics: &metrics::Metrics,
     client: kube::Client,
     tasks: &Tasks,
-) -> anyhow::Result<Option<(serve::Server, Task<Option<()>>)>> {
+) -> anyhow::Result<Option<(serve::HttpServer, Task<Option<()>>)>> {
     let Some((endpoint, guarded)) = args.metrics() else { return Ok(None) };
     let server = metrics.serve(endpoint, guarded.then_some(client)).await?;
     info!(address = %server.address, guarded, "metrics are served");
@@ -194,14 +204,14 @@ async fn serve_metrics(
 }
 
 /// Connects to the cluster. Retries without a time limit until the API server answers or a signal stops the process.
-async fn connect(args: &Args) -> anyhow::Result<Arc<ClusterSource>> {
+async fn connect(args: &OperatorArgs) -> anyhow::Result<Arc<ClusterSource>> {
     let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
     let mut problem = LastProblem::default();
     loop {
         match ClusterSource::connect_in_cluster(args.kubeconfig.as_deref(), args.identity()).await {
             Ok(source) => return Ok(Arc::new(source)),
             Err(error) => {
-                let error = told_once(error.as_ref());
+                let error = chain_text(error.as_ref());
                 if problem.is_new(&error) {
                     warn!(error, "cannot reach the cluster; trying again");
                 }
@@ -209,36 +219,36 @@ async fn connect(args: &Args) -> anyhow::Result<Arc<ClusterSource>> {
         }
         tokio::select! {
             () = time::sleep(backoff.next(fastrand::f64())) => {}
-            () = crate::signals::asked_to_stop() => anyhow::bail!("stopped before the cluster answered"),
+            () = crate::signals::stop_signal() => anyhow::bail!("stopped before the cluster answered"),
         }
     }
 }
 
 /// Counts each problem and passes it to [`report`].
-fn counted(meter: metrics::Meter) -> impl Fn(Problem) + Send + Sync {
+fn counted(meter: metrics::Meter) -> impl Fn(CollectProblem) + Send + Sync {
     move |problem| {
-        meter.hear(&problem);
+        meter.count_problem(&problem);
         report(problem);
     }
 }
 
 /// Logs a problem. Blind kinds and single objects are logged at debug level only: statuses show them too.
-fn report(problem: Problem) {
+fn report(problem: CollectProblem) {
     match problem {
-        Problem::Crashed { gvk } => {
+        CollectProblem::Crashed { gvk } => {
             warn!(%gvk, "collecting a kind crashed and was started again; this is a bug");
         }
-        Problem::Undecided { target, gvk } => {
+        CollectProblem::Undecided { target, gvk } => {
             info!(collected_by = %target, %gvk, "which objects are selected depends on namespaces that cannot be listed");
         }
-        Problem::Blind { place, blindness } => {
-            debug!(gvk = %place.gvk, namespace = place.namespace.as_deref(), reason = %blindness.reason, error = blindness.message, "blind");
+        CollectProblem::Blind { watched, blindness } => {
+            debug!(gvk = %watched.gvk, namespace = watched.namespace.as_deref(), reason = %blindness.reason, error = blindness.message, "blind");
         }
-        Problem::TypeMismatch { target, object, attributes } => {
+        CollectProblem::TypeMismatch { target, object, attributes } => {
             debug!(collected_by = %target, object, ?attributes, "attributes are not of the declared type");
         }
-        Problem::Unreadable { target, object, error } => {
-            debug!(collected_by = %target, object, error = told_once(&error), "an object cannot be read");
+        CollectProblem::Unreadable { target, object, error } => {
+            debug!(collected_by = %target, object, error = chain_text(&error), "an object cannot be read");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Reasons of conditions and events. Automation depends on them, so each is listed in docs/conditions.md and
+//! Reasons of conditions and events. Automation depends on them, so each is listed in docs/reference/conditions.md and
 //! covered by a test.
 
 macro_rules! reasons {
@@ -90,8 +90,8 @@ mod tests {
 
     /// Condition, status and reason of the lines of the page, and the reasons that are retired.
     fn documented(page: &str) -> (Vec<[String; 3]>, BTreeSet<String>) {
-        let (told, retired) = page.split_once("\n## Retired\n").unwrap();
-        let lines = told.lines().filter_map(|line| {
+        let (current, retired) = page.split_once("\n## Retired\n").unwrap();
+        let lines = current.lines().filter_map(|line| {
             let mut cells = line.strip_prefix("| ")?.split(" | ");
             let (condition, (status, reason)) = (cells.next()?, cells.next()?.split_once(" `")?);
             Some([condition, status, reason.strip_suffix('`')?].map(ToOwned::to_owned))
@@ -117,14 +117,15 @@ mod tests {
     #[test]
     fn every_reason_is_documented_and_seen_by_a_test() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let (told, retired) = documented(&fs::read_to_string(root.join("../../docs/conditions.md")).unwrap());
-        let reasons: BTreeSet<String> = told.iter().map(|[_, _, reason]| reason.clone()).collect();
+        let (current, retired) =
+            documented(&fs::read_to_string(root.join("../../docs/reference/conditions.md")).unwrap());
+        let reasons: BTreeSet<String> = current.iter().map(|[_, _, reason]| reason.clone()).collect();
         let known: BTreeSet<String> = Reason::ALL.iter().map(|reason| reason.as_str().to_owned()).collect();
-        assert_eq!(reasons, known, "what the page lists, and what the operator can say");
+        assert_eq!(reasons, known, "what the page lists, and what the operator can report");
         assert!(retired.is_disjoint(&known) && retired.contains("Debounced"), "{retired:?}");
         let mut tests = String::new();
         tests_below(&root.join("tests/it"), &mut tests);
-        for [condition, status, reason] in told {
+        for [condition, status, reason] in current {
             let seen = match condition.as_str() {
                 "Event" => format!("\"{status} {reason}\""),
                 condition => format!("\"{condition}\", \"{status} {reason}\""),

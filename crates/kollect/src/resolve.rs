@@ -1,8 +1,8 @@
 //! Resolves the objects of Kollect together: which profile a target uses, what scopes allow of it, which targets
 //! an inventory holds and where it is written.
 //!
-//! No I/O: the command line fills an object set from files, the operator from its watches, and admission asks
-//! what would happen. Faults are reported per object, with the reason that its status shows.
+//! No I/O: the command line fills an object set from files, the operator from its watches, and admission
+//! checks what would happen. Faults are reported per object, with the reason that its status shows.
 
 mod floors;
 mod inventories;
@@ -21,7 +21,7 @@ use std::{
 
 use kollect_engine::{
     collect::Target,
-    extract::{CompiledProfile, OptIns, Policy},
+    extract::{CompiledProfile, ExtractPolicy, OptIns},
     select::{Bounds, NamespaceDefaults},
 };
 use kollect_model::{
@@ -36,7 +36,7 @@ use kollect_model::{
     row::TargetId,
     sink::SinkSpec,
 };
-use kollect_sinks::Files;
+use kollect_sinks::FilePolicy;
 use kube::ResourceExt;
 
 use sinks::PlanAtOnce;
@@ -46,12 +46,12 @@ use crate::reason::Reason;
 pub(crate) use inventories::{BoundSink, ResolvedInventory, RowsWanted};
 pub(crate) use kollect_model::binding::{Family, InventoryName};
 pub(crate) use network::{AllowedCidr, NetworkFlags, SinkNetwork, api_servers};
-pub(crate) use secrets::{Contents, Secret, check_secret_type};
+pub(crate) use secrets::{Secret, SecretContents, check_secret_type};
 pub(crate) use sinks::{PlanRequest, PlanSinks, SinkKey, SinkPlan, check_sink};
 pub(crate) use targets::ResolvedTarget;
 
 /// Namespace (empty for cluster kinds) and name.
-pub(crate) type Name = (String, String);
+pub(crate) type ObjectName = (String, String);
 
 /// Annotation of inventories, targets and sinks: whenever its value changes the object is reconciled at once.
 pub(crate) const REQUESTED_AT: &str = "kollect.dev/requestedAt";
@@ -59,19 +59,19 @@ pub(crate) const REQUESTED_AT: &str = "kollect.dev/requestedAt";
 /// All objects that decisions depend on.
 #[derive(Clone, Default)]
 pub(crate) struct ObjectSet {
-    pub(crate) profiles: BTreeMap<Name, Arc<KollectProfile>>,
-    pub(crate) targets: BTreeMap<Name, Arc<KollectTarget>>,
-    pub(crate) cluster_targets: BTreeMap<Name, Arc<KollectClusterTarget>>,
-    pub(crate) inventories: BTreeMap<Name, Arc<KollectInventory>>,
-    pub(crate) cluster_inventories: BTreeMap<Name, Arc<KollectClusterInventory>>,
-    pub(crate) sinks: BTreeMap<(Family, Name), Arc<SinkSpec>>,
+    pub(crate) profiles: BTreeMap<ObjectName, Arc<KollectProfile>>,
+    pub(crate) targets: BTreeMap<ObjectName, Arc<KollectTarget>>,
+    pub(crate) cluster_targets: BTreeMap<ObjectName, Arc<KollectClusterTarget>>,
+    pub(crate) inventories: BTreeMap<ObjectName, Arc<KollectInventory>>,
+    pub(crate) cluster_inventories: BTreeMap<ObjectName, Arc<KollectClusterInventory>>,
+    pub(crate) sinks: BTreeMap<(Family, ObjectName), Arc<SinkSpec>>,
     /// Values of [`REQUESTED_AT`] of sinks.
-    pub(crate) sink_requests: BTreeMap<(Family, Name), String>,
-    pub(crate) scopes: BTreeMap<Name, Arc<KollectScope>>,
-    pub(crate) cluster_scopes: BTreeMap<Name, Arc<KollectClusterScope>>,
-    pub(crate) secrets: BTreeMap<Name, Secret>,
+    pub(crate) sink_requests: BTreeMap<(Family, ObjectName), String>,
+    pub(crate) scopes: BTreeMap<ObjectName, Arc<KollectScope>>,
+    pub(crate) cluster_scopes: BTreeMap<ObjectName, Arc<KollectClusterScope>>,
+    pub(crate) secrets: BTreeMap<ObjectName, Secret>,
     /// Kind and name of objects that exist but are invalid: a reference to one is not reported as missing.
-    pub(crate) refused: BTreeSet<(String, Name)>,
+    pub(crate) refused: BTreeSet<(String, ObjectName)>,
     /// Scopes that may not be read: their kind, their namespace (`None`: all of them), and why.
     pub(crate) unseen_scopes: Vec<(String, Option<Arc<str>>, String)>,
 }
@@ -79,10 +79,10 @@ pub(crate) struct ObjectSet {
 /// Settings of the user or the administrator that apply to all objects.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OperatorPolicy {
-    pub(crate) policy: Policy,
+    pub(crate) policy: ExtractPolicy,
     pub(crate) defaults: NamespaceDefaults,
     /// What a KollectTarget reaches without a KollectScope that names it.
-    pub(crate) reach: Reach,
+    pub(crate) reach: TargetReach,
     /// Namespaces whose targets may read Secret data, if their profile opts in. `None`: all.
     pub(crate) secret_extraction: Option<BTreeSet<String>>,
     /// The operator's own namespace; `None` on the command line.
@@ -99,7 +99,7 @@ pub(crate) struct OperatorPolicy {
 
 /// What a KollectTarget reaches without a KollectScope that names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Reach {
+pub(crate) enum TargetReach {
     /// Everything.
     #[default]
     All,
@@ -124,12 +124,12 @@ pub(crate) enum FileRoot {
 impl OperatorPolicy {
     /// How far a target may reach: one of a namespace, or a cluster target.
     pub(crate) fn bounds(&self, namespace: Option<&str>, ceilings: Vec<ScopeCeiling>) -> Bounds {
-        let Some(own) = namespace else { return Bounds { ceilings, ..Bounds::default() } };
-        let reached = self.defaults.included.iter().map(String::as_str).chain([own]);
+        let Some(own_namespace) = namespace else { return Bounds { ceilings, ..Bounds::default() } };
+        let reached = self.defaults.included.iter().map(String::as_str).chain([own_namespace]);
         Bounds {
             ceilings,
-            namespaces: (self.reach == Reach::OwnNamespace).then(|| reached.map(Into::into).collect()),
-            cluster_scoped_by_name: self.reach != Reach::All,
+            namespaces: (self.reach == TargetReach::OwnNamespace).then(|| reached.map(Into::into).collect()),
+            cluster_scoped_by_name: self.reach != TargetReach::All,
         }
     }
 
@@ -137,21 +137,21 @@ impl OperatorPolicy {
     fn opt_ins(&self, annotations: &BTreeMap<String, String>, namespace: Option<&str>) -> OptIns {
         let mut opt_ins = OptIns::of(annotations);
         if let Some(allowed) = &self.secret_extraction {
-            let decides = namespace.or(self.own_namespace.as_deref()).unwrap_or_default();
-            opt_ins.secret_extraction &= allowed.contains(decides);
-            opt_ins.operator_must_name = Some(decides.to_owned());
+            let deciding = namespace.or(self.own_namespace.as_deref()).unwrap_or_default();
+            opt_ins.secret_extraction &= allowed.contains(deciding);
+            opt_ins.operator_must_name = Some(deciding.to_owned());
         }
         opt_ins
     }
 
     /// What sinks of a namespace may touch.
-    pub(crate) fn sink_policy(&self, namespace: &str) -> kollect_sinks::Policy {
+    pub(crate) fn sink_policy(&self, namespace: &str) -> kollect_sinks::SinkPolicy {
         let files = match &self.files {
-            FileRoot::Anywhere => Files::Anywhere,
-            FileRoot::Directory(root) => Files::Below(root.join(namespace)),
-            FileRoot::Refused => Files::Refused,
+            FileRoot::Anywhere => FilePolicy::Anywhere,
+            FileRoot::Directory(root) => FilePolicy::Below(root.join(namespace)),
+            FileRoot::Refused => FilePolicy::Refused,
         };
-        kollect_sinks::Policy { network: self.network.of(namespace), files }
+        kollect_sinks::SinkPolicy { network: self.network.of(namespace), files }
     }
 }
 
@@ -175,29 +175,29 @@ impl fmt::Display for Fault {
 }
 
 /// Profiles, compiled, or what is wrong with them.
-pub(crate) type Profiles = BTreeMap<Name, Result<Arc<CompiledProfile>, Vec<SpecError>>>;
+pub(crate) type Profiles = BTreeMap<ObjectName, Result<Arc<CompiledProfile>, Vec<SpecError>>>;
 
-/// The result of resolving a [`ObjectSet`].
+/// The result of resolving an [`ObjectSet`].
 #[derive(Default)]
 pub(crate) struct Resolved {
     /// Profiles as targets of their own namespace use them.
     pub(crate) profiles: Profiles,
     pub(crate) targets: BTreeMap<TargetId, ResolvedTarget>,
     /// How to open each sink.
-    pub(crate) sinks: BTreeMap<(Family, Name), Arc<SinkPlan>>,
+    pub(crate) sinks: BTreeMap<(Family, ObjectName), Arc<SinkPlan>>,
     pub(crate) inventories: BTreeMap<InventoryName, ResolvedInventory>,
 }
 
 /// Cache of compiled definitions. Unchanged definitions keep their `Arc`, so that their objects are not read again.
-pub(crate) struct Compiled {
-    profiles: BTreeMap<Name, CachedProfile>,
+pub(crate) struct CompiledObjects {
+    profiles: BTreeMap<ObjectName, CachedProfile>,
     /// Profiles as cluster targets use them, where that differs from `profiles`.
-    cluster_profiles: BTreeMap<Name, CachedProfile>,
+    cluster_profiles: BTreeMap<ObjectName, CachedProfile>,
     targets: BTreeMap<TargetId, CachedTarget>,
     planner: Box<dyn PlanSinks>,
 }
 
-impl Compiled {
+impl CompiledObjects {
     /// An empty cache. Plans of sinks are made by `planner`.
     pub(crate) fn planned_by(planner: Box<dyn PlanSinks>) -> Self {
         let (profiles, cluster_profiles) = (BTreeMap::new(), BTreeMap::new());
@@ -205,8 +205,8 @@ impl Compiled {
     }
 }
 
-/// An empty cache. Plans of sinks are made when they are asked for.
-impl Default for Compiled {
+/// An empty cache. Plans of sinks are made when they are requested.
+impl Default for CompiledObjects {
     fn default() -> Self {
         Self::planned_by(Box::new(PlanAtOnce))
     }
@@ -219,7 +219,7 @@ struct CachedProfile {
 }
 
 struct CachedTarget {
-    asked: AskedSpec,
+    spec: TargetSpec,
     requested: Option<String>,
     bounds: Bounds,
     profile: Arc<CompiledProfile>,
@@ -228,7 +228,7 @@ struct CachedTarget {
 
 /// The spec of a target of either kind.
 #[derive(Clone, PartialEq)]
-enum AskedSpec {
+enum TargetSpec {
     Target(Box<KollectTargetSpec>),
     ClusterTarget(Box<KollectClusterTargetSpec>),
 }
@@ -268,7 +268,11 @@ impl Ceilings<'_> {
 
 impl ObjectSet {
     /// Resolves all objects.
-    pub(crate) fn resolve(&self, operator_policy: &OperatorPolicy, compiled: &mut Compiled) -> Resolved {
+    pub(crate) fn resolve(
+        &self,
+        operator_policy: &OperatorPolicy,
+        compiled: &mut CompiledObjects,
+    ) -> Resolved {
         let profiles = self.compile_profiles(operator_policy, compiled);
         let cluster_profiles = self.compile_cluster_profiles(operator_policy, &profiles, compiled);
         let targets = self.resolve_targets(operator_policy, [&profiles, &cluster_profiles], compiled);
@@ -278,7 +282,7 @@ impl ObjectSet {
     }
 
     /// Profiles as targets of their own namespace use them.
-    fn compile_profiles(&self, operator_policy: &OperatorPolicy, compiled: &mut Compiled) -> Profiles {
+    fn compile_profiles(&self, operator_policy: &OperatorPolicy, compiled: &mut CompiledObjects) -> Profiles {
         let wanted = self.profiles.iter().map(|(name, profile)| {
             (name, profile, operator_policy.opt_ins(profile.annotations(), Some(&name.0)))
         });
@@ -289,22 +293,22 @@ impl ObjectSet {
     fn compile_cluster_profiles(
         &self,
         operator_policy: &OperatorPolicy,
-        own: &Profiles,
-        compiled: &mut Compiled,
+        namespaced: &Profiles,
+        compiled: &mut CompiledObjects,
     ) -> Profiles {
         let references = self.cluster_targets.values().map(|target| &target.spec.profile_ref);
-        let used: BTreeSet<Name> =
+        let used: BTreeSet<ObjectName> =
             references.map(|reference| (reference.namespace.clone(), reference.name.clone())).collect();
         let wanted = used.iter().filter_map(|name| {
             let (name, profile) = self.profiles.get_key_value(name)?;
             let opt_ins = operator_policy.opt_ins(profile.annotations(), None);
             let as_own = operator_policy.opt_ins(profile.annotations(), Some(&name.0));
             let differs = opt_ins.secret_extraction != as_own.secret_extraction
-                || own.get(name).is_some_and(Result::is_err) && opt_ins != as_own;
+                || namespaced.get(name).is_some_and(Result::is_err) && opt_ins != as_own;
             differs.then_some((name, profile, opt_ins))
         });
         let different = compile(wanted, operator_policy, &mut compiled.cluster_profiles);
-        let same = used.into_iter().filter_map(|name| Some((name.clone(), own.get(&name)?.clone())));
+        let same = used.into_iter().filter_map(|name| Some((name.clone(), namespaced.get(&name)?.clone())));
         let mut all: Profiles = same.collect();
         all.extend(different);
         all
@@ -312,22 +316,25 @@ impl ObjectSet {
 
     /// The scopes of a namespace.
     fn scopes_of(&self, namespace: &str) -> Ceilings<'_> {
-        let from = self.scopes.range((namespace.to_owned(), String::new())..);
-        let own = from.take_while(|((scope, _), _)| scope == namespace);
-        let scopes = own.map(|((_, name), scope)| (format!("KollectScope {name}"), &scope.spec.ceiling));
+        let from_namespace = self.scopes.range((namespace.to_owned(), String::new())..);
+        let in_namespace = from_namespace.take_while(|((scope, _), _)| scope == namespace);
+        let scopes =
+            in_namespace.map(|((_, name), scope)| (format!("KollectScope {name}"), &scope.spec.ceiling));
         let unreadable = self.unreadable_scope("KollectScope", namespace);
         Ceilings { scopes: scopes.collect(), static_namespaces: Vec::new(), unreadable }
     }
 
     /// Why a scope of a namespace, or one of the cluster kinds, cannot be read.
     fn unreadable_scope(&self, kind: &str, namespace: &str) -> Option<String> {
-        let refused = self.refused.iter().find(|(own, (place, _))| own == kind && place == namespace);
+        let refused = self.refused.iter().find(|(other, (within, _))| other == kind && within == namespace);
         let refused = refused.map(|(_, (_, name))| {
             format!("{kind} {name} cannot be read: nothing is collected or written until it is corrected")
         });
         let unseen = || {
-            let here = |place: &Option<Arc<str>>| place.as_deref().is_none_or(|place| place == namespace);
-            let (_, _, why) = self.unseen_scopes.iter().find(|(own, place, _)| own == kind && here(place))?;
+            let applies =
+                |unseen: &Option<Arc<str>>| unseen.as_deref().is_none_or(|unseen| unseen == namespace);
+            let (_, _, why) =
+                self.unseen_scopes.iter().find(|(other, unseen, _)| other == kind && applies(unseen))?;
             Some(format!("{kind}s cannot be read, and nothing is collected or written until they can: {why}"))
         };
         refused.or_else(unseen)
@@ -338,23 +345,23 @@ impl ObjectSet {
         let unreadable = self.unreadable_scope("KollectClusterScope", "");
         let mut ceilings = Ceilings { unreadable, ..Ceilings::default() };
         for ((_, name), scope) in &self.cluster_scopes {
-            let who = format!("KollectClusterScope {name}");
-            ceilings.scopes.push((who.clone(), &scope.spec.ceiling));
-            ceilings.static_namespaces.push((who, &scope.spec.allowed_static_ref_namespaces));
+            let scope_name = format!("KollectClusterScope {name}");
+            ceilings.scopes.push((scope_name.clone(), &scope.spec.ceiling));
+            ceilings.static_namespaces.push((scope_name, &scope.spec.allowed_static_ref_namespaces));
         }
         ceilings
     }
 
-    fn is_refused(&self, kind: &str, name: &Name) -> bool {
+    fn is_refused(&self, kind: &str, name: &ObjectName) -> bool {
         self.refused.contains(&(kind.to_owned(), name.clone()))
     }
 }
 
 /// Compiles the profiles that have changed.
 fn compile<'a>(
-    wanted: impl Iterator<Item = (&'a Name, &'a Arc<KollectProfile>, OptIns)>,
+    wanted: impl Iterator<Item = (&'a ObjectName, &'a Arc<KollectProfile>, OptIns)>,
     operator_policy: &OperatorPolicy,
-    cache: &mut BTreeMap<Name, CachedProfile>,
+    cache: &mut BTreeMap<ObjectName, CachedProfile>,
 ) -> Profiles {
     let mut profiles = Profiles::new();
     for (name, profile, opt_ins) in wanted {
@@ -371,7 +378,8 @@ fn compile<'a>(
 }
 
 /// The error for a reference to an object that does not exist.
-fn dangling(field: &str, value: &str, what: &str, namespace: &str) -> SpecError {
-    let place = if namespace.is_empty() { String::new() } else { format!(" in namespace {namespace}") };
-    SpecError::new(field, &value.into(), format!("no {what}{place}: add it or correct the name"))
+fn dangling(field: &str, value: &str, object: &str, namespace: &str) -> SpecError {
+    let in_namespace =
+        if namespace.is_empty() { String::new() } else { format!(" in namespace {namespace}") };
+    SpecError::new(field, &value.into(), format!("no {object}{in_namespace}: add it or correct the name"))
 }

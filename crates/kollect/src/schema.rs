@@ -10,7 +10,7 @@ use std::{
     sync::{LazyLock, OnceLock},
 };
 
-use compiled::Compiled;
+use compiled::CompiledSchema;
 use kollect_model::{
     SpecError,
     crd::{self, shapes::is_namespace_name},
@@ -18,44 +18,44 @@ use kollect_model::{
 use serde_json::{Map, Value};
 
 /// A kind and its schema.
-pub(crate) struct Kind {
+pub(crate) struct KindSchema {
     /// Name of the kind.
     pub(crate) name: String,
     /// Whether its objects live in namespaces.
     pub(crate) namespaced: bool,
     schema: Value,
     /// Made at the first check: a run of the command line checks few kinds.
-    compiled: OnceLock<Compiled>,
+    compiled: OnceLock<CompiledSchema>,
 }
 
-static KINDS: LazyLock<BTreeMap<String, Kind>> = LazyLock::new(|| {
+static KINDS: LazyLock<BTreeMap<String, KindSchema>> = LazyLock::new(|| {
     crd::all()
         .into_iter()
         .map(|mut crd| {
             let name = crd["spec"]["names"]["kind"].as_str().unwrap_or_default().to_owned();
             let namespaced = crd["spec"]["scope"] == "Namespaced";
             let schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].take();
-            (name.clone(), Kind { name, namespaced, schema, compiled: OnceLock::new() })
+            (name.clone(), KindSchema { name, namespaced, schema, compiled: OnceLock::new() })
         })
         .collect()
 });
 
 /// All kinds, by name.
-pub(crate) fn kinds() -> &'static BTreeMap<String, Kind> {
+pub(crate) fn kinds() -> &'static BTreeMap<String, KindSchema> {
     &KINDS
 }
 
-impl Kind {
+impl KindSchema {
     /// Fills in defaults and returns everything that the schema refuses.
     pub(crate) fn check(&self, object: &mut Value) -> Vec<SpecError> {
-        let mut check = Check { compiled: self.compiled(), path: String::new(), errors: Vec::new() };
+        let mut check = SchemaCheck { compiled: self.compiled(), path: String::new(), errors: Vec::new() };
         metadata(&object["metadata"], &mut check.errors);
         check.walk(&self.schema, object);
         check.errors
     }
 
-    fn compiled(&self) -> &Compiled {
-        self.compiled.get_or_init(|| Compiled::of(&self.schema))
+    fn compiled(&self) -> &CompiledSchema {
+        self.compiled.get_or_init(|| CompiledSchema::of(&self.schema))
     }
 }
 
@@ -63,7 +63,7 @@ impl Kind {
 fn metadata(metadata: &Value, errors: &mut Vec<SpecError>) {
     let name = &metadata["name"];
     let label = |part: &str| {
-        let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+        let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         !part.is_empty() && part.bytes().all(inner) && !part.starts_with('-') && !part.ends_with('-')
     };
     match name {
@@ -80,7 +80,8 @@ fn metadata(metadata: &Value, errors: &mut Vec<SpecError>) {
         errors.push(SpecError::new("metadata.namespace", namespace, problem));
     }
     for field in ["labels", "annotations"] {
-        for (key, value) in metadata[field].as_object().into_iter().flatten().filter(|(_, v)| !v.is_string())
+        for (key, value) in
+            metadata[field].as_object().into_iter().flatten().filter(|(_, value)| !value.is_string())
         {
             let problem = "must be a string: put it in quotes";
             errors.push(SpecError::new(format!("metadata.{field}.{key}"), value, problem));
@@ -89,14 +90,14 @@ fn metadata(metadata: &Value, errors: &mut Vec<SpecError>) {
 }
 
 /// A check of one object.
-struct Check<'a> {
-    compiled: &'a Compiled,
-    /// Where the visited value stands in the object.
+struct SchemaCheck<'a> {
+    compiled: &'a CompiledSchema,
+    /// The path of the visited value in the object.
     path: String,
     errors: Vec<SpecError>,
 }
 
-impl Check<'_> {
+impl SchemaCheck<'_> {
     /// Visits a value with its schema.
     fn walk(&mut self, schema: &Value, value: &mut Value) {
         if schema["x-kubernetes-preserve-unknown-fields"] == true {
@@ -118,7 +119,7 @@ impl Check<'_> {
             }
             _ => {}
         }
-        // OperatorPolicy may assume that the value matches the rest of the schema: evaluate them only if it does.
+        // Rules may assume that the value matches the other parts of the schema: evaluate them only if it does.
         if self.errors.len() == before {
             for message in self.compiled.broken_rules(schema, value) {
                 // An object is named by its path only: its text would not help.
@@ -202,7 +203,7 @@ fn wrong_type(schema: &Value, value: &Value) -> Option<String> {
     })
 }
 
-fn outside_bounds(schema: &Value, value: &Value, compiled: &Compiled) -> Option<String> {
+fn outside_bounds(schema: &Value, value: &Value, compiled: &CompiledSchema) -> Option<String> {
     if let Some(allowed) = schema["enum"].as_array()
         && !allowed.contains(value)
     {

@@ -12,7 +12,7 @@ use tokio::{
 const SAME_REQUEST: Duration = Duration::from_millis(250);
 
 /// Returns when the program is asked to end: SIGINT (Ctrl-C) or SIGTERM.
-pub(crate) async fn asked_to_stop() {
+pub(crate) async fn stop_signal() {
     let signals = [SignalKind::interrupt(), SignalKind::terminate()];
     let signals = signals.map(signal).into_iter().collect::<Result<Vec<_>, _>>();
     // Without handlers the signals end the program by themselves.
@@ -21,9 +21,9 @@ pub(crate) async fn asked_to_stop() {
     futures::future::select_all(waits).await;
 }
 
-/// Returns when the program is asked to end once more. To be called when [`asked_to_stop`] has returned.
-pub(crate) async fn asked_to_stop_again() {
+/// Returns when the program is asked to end once more. To be called when [`stop_signal`] has returned.
+pub(crate) async fn second_stop_signal() {
     // Without a listener the signals of this time are lost.
     time::sleep(SAME_REQUEST).await;
-    asked_to_stop().await;
+    stop_signal().await;
 }

@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_can_be_chosen() {
+    fn the_first_and_the_longest_pause_can_be_set() {
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(50));
         let pauses: Vec<u128> = (0..4).map(|_| backoff.next(1.0).as_millis()).collect();
         assert_eq!(pauses, [20, 40, 50, 50]);

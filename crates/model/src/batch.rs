@@ -43,14 +43,14 @@ pub struct Delta {
     /// Rows that the sink does not have.
     pub added: Vec<Arc<Row>>,
     /// Rows that the sink has with another digest.
-    pub changed: Vec<Changed>,
+    pub changed: Vec<ChangedRow>,
     /// Rows that the sink has and the inventory has not.
-    pub removed: Vec<Removed>,
+    pub removed: Vec<RemovedRow>,
 }
 
 /// A row that differs from what a sink holds.
 #[derive(Clone, Debug)]
-pub struct Changed {
+pub struct ChangedRow {
     /// What the sink holds; `None` if only its digest is known, as after a restart.
     pub before: Option<Arc<Row>>,
     /// The row that the sink must hold after the write.
@@ -59,7 +59,7 @@ pub struct Changed {
 
 /// A row to remove from a sink.
 #[derive(Clone, Debug)]
-pub struct Removed {
+pub struct RemovedRow {
     /// Key of the row.
     pub key: RowKey,
     /// What the sink holds; `None` if only its digest is known.
@@ -129,14 +129,14 @@ pub struct Receipt {
     /// Checksum of the document or event that the sink now holds; rows in databases have none.
     pub checksum: Option<String>,
     /// Rows that the destination cannot hold. All others were written.
-    pub refused: Vec<Refusal>,
+    pub refused: Vec<RefusedRow>,
     /// Problems that did not stop the write. Each is reported when it begins, not with every write.
     pub warnings: Vec<String>,
 }
 
 /// A row that a destination cannot hold.
 #[derive(Clone, Debug)]
-pub struct Refusal {
+pub struct RefusedRow {
     /// Key of the row.
     pub key: RowKey,
     /// Message that names the row and the reason.

@@ -20,7 +20,7 @@ pub struct Claim {
     pub owner: Option<String>,
     /// The program that claimed it.
     #[serde(default)]
-    pub writer: Writer,
+    pub writer: WriterProgram,
     /// Grows with every claim.
     pub epoch: i64,
     /// Random id of the writer, another one for each claim. `None`: an older version claimed it, or the destination
@@ -74,8 +74,8 @@ impl Claim {
     /// Message about the holder of the claim; `reader` is the id of the cluster whose users read it.
     fn described(&self, reader: Option<&str>) -> String {
         let program = match self.writer {
-            Writer::Operator => "an operator",
-            Writer::Cli => "the command line",
+            WriterProgram::Operator => "an operator",
+            WriterProgram::Cli => "the command line",
         };
         let cluster = match self.owner.as_deref() {
             Some(owner) if Some(owner) == reader => "this cluster".to_owned(),
@@ -90,7 +90,7 @@ impl Claim {
 /// Which program writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Writer {
+pub enum WriterProgram {
     /// A run of the command line.
     #[default]
     Cli,
@@ -98,7 +98,7 @@ pub enum Writer {
     Operator,
 }
 
-impl Writer {
+impl WriterProgram {
     /// The text that sinks store.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -136,7 +136,7 @@ pub struct Claimant {
     /// Id of the cluster: the UID of its kube-system namespace. `None` for rows from files.
     pub owner: Option<String>,
     /// Which program.
-    pub writer: Writer,
+    pub writer: WriterProgram,
     /// Which inventories it may take over.
     pub take_over: TakeOver,
     /// The sink as the annotation for take-overs names it, such as `database/portal`; empty on the command line.
@@ -184,7 +184,7 @@ impl Claimant {
         match &self.take_over {
             TakeOver::Never => false,
             TakeOver::Always => true,
-            TakeOver::Once { from, done } => held.owner.as_ref() == Some(from) && !held.is_at(done),
+            TakeOver::Once { from, done } => held.owner.as_ref() == Some(from) && !held.is_at_one_of(done),
         }
     }
 
@@ -197,7 +197,7 @@ impl Claimant {
             )),
             (Some(known), Some(owner)) if known != owner => {
                 let done = match &self.take_over {
-                    TakeOver::Once { from, done } if from == known && held.is_at(done) => {
+                    TakeOver::Once { from, done } if from == known && held.is_at_one_of(done) => {
                         "; it was taken over from that cluster before, and a take-over is done once: remove its line \
                          from status.takeOvers to allow it again"
                     }
@@ -212,7 +212,7 @@ impl Claimant {
                      (spec.cluster of the sink, or --cluster), or take it over once with {take_over}{done}"
                 ))
             }
-            _ if held.writer == Writer::Operator && self.writer == Writer::Cli => Some(
+            _ if held.writer == WriterProgram::Operator && self.writer == WriterProgram::Cli => Some(
                 "an operator keeps it up to date; use another destination, or --take-over to stop the operator \
                  from writing it"
                     .into(),
@@ -223,7 +223,7 @@ impl Claimant {
 }
 
 impl Claim {
-    fn is_at(&self, destinations: &[String]) -> bool {
+    fn is_at_one_of(&self, destinations: &[String]) -> bool {
         self.destination_id.as_ref().is_some_and(|id| destinations.contains(id))
     }
 }
@@ -236,12 +236,12 @@ mod tests {
         InventoryId { cluster: String::new(), namespace: Some("team".into()), name: "all".into() }
     }
 
-    fn claimant(owner: Option<&str>, writer: Writer, take_over: TakeOver) -> Claimant {
+    fn claimant(owner: Option<&str>, writer: WriterProgram, take_over: TakeOver) -> Claimant {
         let (id, at) = ("own".into(), "2026-01-01T00:00:00Z".into());
         Claimant { owner: owner.map(Into::into), writer, take_over, id, at, ..Claimant::default() }
     }
 
-    fn held(owner: Option<&str>, writer: Writer) -> Claim {
+    fn held(owner: Option<&str>, writer: WriterProgram) -> Claim {
         let (writer_id, destination_id) = (Some("earlier".into()), Some("d1".into()));
         Claim {
             owner: owner.map(Into::into),
@@ -258,9 +258,9 @@ mod tests {
     }
 
     #[test]
-    fn who_may_take_what() {
+    fn a_claim_is_granted_by_owner_program_and_take_over() {
         use TakeOver::{Always, Never};
-        use Writer::{Cli, Operator};
+        use WriterProgram::{Cli, Operator};
         for (held, owner, writer, take_over, taken) in [
             (None, None, Cli, Never, true),
             (Some(held(None, Cli)), Some("a"), Operator, Never, true),
@@ -288,11 +288,11 @@ mod tests {
 
     #[test]
     fn a_destination_keeps_its_id_unless_it_is_a_copy() {
-        let own = claimant(Some("a"), Writer::Operator, TakeOver::Never);
+        let own = claimant(Some("a"), WriterProgram::Operator, TakeOver::Never);
         let id = |claimant: &Claimant, held: Option<&Claim>| {
             claimant.take(&inventory(), held).unwrap().destination_id.unwrap()
         };
-        let known = held(Some("a"), Writer::Operator);
+        let known = held(Some("a"), WriterProgram::Operator);
         assert_eq!(id(&own, None), "own", "the first claim makes it");
         assert_eq!(id(&own, Some(&known)), "d1");
         let of_an_older_version = Claim { destination_id: None, ..known.clone() };
@@ -303,19 +303,21 @@ mod tests {
 
     #[test]
     fn a_take_over_is_remembered_until_the_next_owner() {
-        let new = claimant(Some("b"), Writer::Operator, once("a", &[]));
-        let taken = new.take(&inventory(), Some(&held(Some("a"), Writer::Operator))).unwrap();
+        let new = claimant(Some("b"), WriterProgram::Operator, once("a", &[]));
+        let taken = new.take(&inventory(), Some(&held(Some("a"), WriterProgram::Operator))).unwrap();
         assert_eq!(taken.taken_from.as_deref(), Some("a"));
-        let again = claimant(Some("b"), Writer::Operator, TakeOver::Never).take(&inventory(), Some(&taken));
+        let again =
+            claimant(Some("b"), WriterProgram::Operator, TakeOver::Never).take(&inventory(), Some(&taken));
         assert_eq!(again.unwrap().taken_from.as_deref(), Some("a"));
-        let back = claimant(Some("a"), Writer::Operator, once("b", &[])).take(&inventory(), Some(&taken));
+        let back =
+            claimant(Some("a"), WriterProgram::Operator, once("b", &[])).take(&inventory(), Some(&taken));
         assert_eq!(back.unwrap().taken_from.as_deref(), Some("b"));
     }
 
     #[test]
-    fn an_epoch_never_goes_back() {
-        let restored = held(Some("a"), Writer::Operator);
-        let own = claimant(Some("a"), Writer::Operator, TakeOver::Never);
+    fn the_epoch_of_a_claim_never_decreases() {
+        let restored = held(Some("a"), WriterProgram::Operator);
+        let own = claimant(Some("a"), WriterProgram::Operator, TakeOver::Never);
         let later = Claimant { last_epoch: 12, ..own };
         assert_eq!(later.take(&inventory(), Some(&restored)).unwrap().epoch, 13);
         assert_eq!(later.take(&inventory(), None).unwrap().epoch, 13);
@@ -324,7 +326,7 @@ mod tests {
     #[test]
     fn another_owner_or_a_higher_epoch_fences_and_everything_else_is_claimed_again() {
         use SinkReason::{ClaimLost, Fenced};
-        let granted = Claim { writes: Some(3), ..held(Some("a"), Writer::Operator) };
+        let granted = Claim { writes: Some(3), ..held(Some("a"), WriterProgram::Operator) };
         for (held, expected) in [
             (Some(granted.clone()), None),
             (None, Some(ClaimLost)),
@@ -357,7 +359,7 @@ mod tests {
         let old: Claim = serde_json::from_str(r#"{"owner":"a","writer":"operator","epoch":3}"#).unwrap();
         assert_eq!(
             old,
-            Claim { owner: Some("a".into()), writer: Writer::Operator, epoch: 3, ..Claim::default() }
+            Claim { owner: Some("a".into()), writer: WriterProgram::Operator, epoch: 3, ..Claim::default() }
         );
         let older: Claim = serde_json::from_str(r#"{"epoch":3,"nonce":"00"}"#).unwrap();
         assert_eq!(older, Claim { epoch: 3, ..Claim::default() });

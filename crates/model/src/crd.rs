@@ -67,7 +67,7 @@ const METADATA_REQUIRED: [&str; 3] = ["KollectScope", "KollectClusterScope", "Ko
 fn definition(crd: &CustomResourceDefinition) -> Value {
     let mut value = json!(crd);
     let version = &mut value["spec"]["versions"][0];
-    tidy(version);
+    remove_nullable(version);
     let root = &mut version["schema"]["openAPIV3Schema"]["properties"];
     root["apiVersion"] = json!({ "type": "string", "description": "Group and version of the kind." });
     root["kind"] = json!({ "type": "string", "description": "The kind." });
@@ -80,13 +80,13 @@ fn definition(crd: &CustomResourceDefinition) -> Value {
 
 /// Removes `nullable` from a schema. The API server then drops nulls, so that a null field and an absent
 /// optional field mean the same.
-fn tidy(value: &mut Value) {
+fn remove_nullable(value: &mut Value) {
     match value {
         Value::Object(map) => {
             map.remove("nullable");
-            map.values_mut().for_each(tidy);
+            map.values_mut().for_each(remove_nullable);
         }
-        Value::Array(items) => items.iter_mut().for_each(tidy),
+        Value::Array(items) => items.iter_mut().for_each(remove_nullable),
         _ => {}
     }
 }
@@ -97,7 +97,7 @@ fn rules(pairs: &[(&str, &str)]) -> Value {
 }
 
 /// Puts rules on the items of a list, so that a refusal names the item.
-fn each(rules: Value) -> impl FnMut(&mut Schema) {
+fn on_items(rules: Value) -> impl FnMut(&mut Schema) {
     move |schema| {
         if let Some(Value::Object(items)) = schema.get_mut("items") {
             items.insert("x-kubernetes-validations".into(), rules.clone());

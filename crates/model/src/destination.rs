@@ -249,7 +249,7 @@ mod tests {
 
     /// Texts of other versions, texts that users wrote and truncated texts are printed as they were read.
     #[test]
-    fn no_text_is_changed() {
+    fn every_text_is_printed_as_it_was_read() {
         let pieces = [
             "",
             " ",

@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 
 /// An attribute that was added, changed or removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Difference {
+pub struct AttributeDifference {
     /// Its name.
     pub name: String,
     /// Its JSON before, if there was one.
@@ -16,17 +16,17 @@ pub struct Difference {
 }
 
 /// The attributes that differ, by name. Attributes are canonical JSON, so equal values are equal texts.
-pub fn differences(before: Option<&str>, after: &str) -> Vec<Difference> {
+pub fn differences(before: Option<&str>, after: &str) -> Vec<AttributeDifference> {
     let mut before = before.map(attributes).unwrap_or_default();
     let mut differences = Vec::new();
     for (name, value) in attributes(after) {
         let old = before.remove(&name).map(ToString::to_string);
         if old.as_deref() != Some(value.get()) {
-            differences.push(Difference { name, before: old, after: Some(value.to_string()) });
+            differences.push(AttributeDifference { name, before: old, after: Some(value.to_string()) });
         }
     }
-    let gone = before.into_iter();
-    differences.extend(gone.map(|(name, old)| Difference {
+    let removed = before.into_iter();
+    differences.extend(removed.map(|(name, old)| AttributeDifference {
         name,
         before: Some(old.to_string()),
         after: None,

@@ -15,7 +15,7 @@ pub const SCHEMA_VERSION: &str = "kollect.dev/v1alpha1";
 
 /// Fields of a document besides its items, and the size of its parts.
 #[derive(Clone, Copy, Debug)]
-pub struct About<'a> {
+pub struct DocumentSettings<'a> {
     /// Generation of the inventory's spec; 0 is left out.
     pub generation: i64,
     /// Name of the cluster; empty is left out.
@@ -40,11 +40,14 @@ pub struct Document {
 }
 
 /// The documents of rows: at least one, even without rows.
-pub fn documents<'a>(rows: impl IntoIterator<Item = &'a Row>, about: &About<'_>) -> Vec<Document> {
-    let parts = pack(rows.into_iter().map(Item::of).collect(), overhead(about), about.part_bytes);
+pub fn documents<'a>(
+    rows: impl IntoIterator<Item = &'a Row>,
+    settings: &DocumentSettings<'_>,
+) -> Vec<Document> {
+    let parts = pack(rows.into_iter().map(Item::of).collect(), overhead(settings), settings.part_bytes);
     let total = parts.len();
     let part = |index: usize| (total > 1).then_some((index + 1, total));
-    parts.iter().enumerate().map(|(index, items)| document(items, part(index), about)).collect()
+    parts.iter().enumerate().map(|(index, items)| document(items, part(index), settings)).collect()
 }
 
 /// The checksum of a document, or of all its parts.
@@ -71,9 +74,9 @@ pub fn combined<'a>(checksums: impl IntoIterator<Item = &'a str>) -> String {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
     /// Sorts items inside a document.
-    pub order: String,
-    /// Sorts items before they are cut into parts.
-    pub rank: String,
+    pub document_key: String,
+    /// Sorts items before they are distributed over parts.
+    pub pack_key: String,
     /// The item as it is written.
     pub text: String,
 }
@@ -87,7 +90,7 @@ impl Item {
 
     /// An item whose text is already known.
     pub fn with_text(key: &RowKey, version: &str, name: &str, text: String) -> Self {
-        let order = [
+        let document_key = [
             target_namespace(key),
             &key.target.name,
             &key.namespace,
@@ -97,7 +100,7 @@ impl Item {
             version,
             &key.kind,
         ];
-        Self { order: order.join("\0"), rank: identity(key, version, name), text }
+        Self { document_key: document_key.join("\0"), pack_key: identity(key, version, name), text }
     }
 }
 
@@ -118,7 +121,7 @@ fn target_namespace(key: &RowKey) -> &str {
 /// Fields of an item, without the attributes.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Identity<'a> {
+struct ItemIdentity<'a> {
     target_namespace: &'a str,
     target_name: &'a str,
     namespace: &'a str,
@@ -133,7 +136,7 @@ struct Identity<'a> {
 /// The text of an item up to its attributes. [`pack`] sorts by it, which gives the same order as the full
 /// text: different items nearly always differ here, and the full text decides between the others.
 fn identity(key: &RowKey, version: &str, name: &str) -> String {
-    let identity = Identity {
+    let identity = ItemIdentity {
         target_namespace: target_namespace(key),
         target_name: &key.target.name,
         namespace: &key.namespace,
@@ -190,8 +193,9 @@ fn escape_html(json: &str, text: &mut String) {
 
 /// Upper bound of the bytes of a document besides its items. It does not depend on values that change from
 /// one write to the next; otherwise equal rows could be cut into different parts.
-pub fn overhead(about: &About<'_>) -> usize {
-    let longest = About { generation: i64::MIN, exported_at: "2026-01-01T00:00:00.000000000Z", ..*about };
+pub fn overhead(settings: &DocumentSettings<'_>) -> usize {
+    let longest =
+        DocumentSettings { generation: i64::MIN, exported_at: "2026-01-01T00:00:00.000000000Z", ..*settings };
     document(&[], Some((LARGEST_PART, LARGEST_PART)), &longest).bytes.len() + LARGEST_PART.to_string().len()
 }
 
@@ -201,22 +205,22 @@ const LARGEST_PART: usize = 9_999_999_999;
 /// Distributes items over parts, and fills one part after the other. There is at least one part; its items
 /// are in the order of a document.
 pub fn pack(mut items: Vec<Item>, overhead: usize, part_bytes: usize) -> Vec<Vec<Item>> {
-    items.sort_unstable_by(|a, b| (&a.rank, &a.text).cmp(&(&b.rank, &b.text)));
+    items.sort_unstable_by(|a, b| (&a.pack_key, &a.text).cmp(&(&b.pack_key, &b.text)));
     let mut parts = Vec::new();
     let (mut part, mut size) = (Vec::new(), overhead);
     for item in items {
         // One for the comma or the end of line.
-        let more = item.text.len() + 1;
-        if !part.is_empty() && size + more > part_bytes {
+        let bytes = item.text.len() + 1;
+        if !part.is_empty() && size + bytes > part_bytes {
             parts.push(std::mem::take(&mut part));
             size = overhead;
         }
-        size += more;
+        size += bytes;
         part.push(item);
     }
     parts.push(part);
     for part in &mut parts {
-        part.sort_unstable_by(|a, b| (&a.order, &a.text).cmp(&(&b.order, &b.text)));
+        part.sort_unstable_by(|a, b| (&a.document_key, &a.text).cmp(&(&b.document_key, &b.text)));
     }
     parts
 }
@@ -224,7 +228,7 @@ pub fn pack(mut items: Vec<Item>, overhead: usize, part_bytes: usize) -> Vec<Vec
 /// Fields of a document before its items.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Head<'a> {
+struct DocumentHead<'a> {
     schema_version: &'a str,
     checksum: &'a str,
     #[serde(skip_serializing_if = "is_zero")]
@@ -245,7 +249,7 @@ fn is_zero(number: &i64) -> bool {
 }
 
 /// A document of items with JSON texts, in this order.
-pub fn document(items: &[Item], part: Option<(usize, usize)>, about: &About<'_>) -> Document {
+pub fn document(items: &[Item], part: Option<(usize, usize)>, settings: &DocumentSettings<'_>) -> Document {
     let texts: usize = items.iter().map(|item| item.text.len() + 1).sum();
     let mut array = String::with_capacity(texts + 2);
     array.push('[');
@@ -258,15 +262,15 @@ pub fn document(items: &[Item], part: Option<(usize, usize)>, about: &About<'_>)
     array.push(']');
     let checksum = hex(&Sha256::digest(&array));
 
-    let head = Head {
+    let head = DocumentHead {
         schema_version: SCHEMA_VERSION,
         checksum: &checksum,
-        generation: about.generation,
+        generation: settings.generation,
         part_index: part.map(|(index, _)| index),
         part_total: part.map(|(_, total)| total),
         item_count: items.len(),
-        exported_at: about.exported_at,
-        cluster: about.cluster,
+        exported_at: settings.exported_at,
+        cluster: settings.cluster,
     };
     let mut text = open_field(to_json(&head), "items");
     text.reserve(array.len() + 1);

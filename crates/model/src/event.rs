@@ -1,14 +1,14 @@
 //! A change of one row as a CloudEvents 1.0 event, the same for every stream.
 //!
-//! [`Event`] serializes to the structured JSON form. A stream that carries the attributes in headers takes
-//! them one by one and serializes [`Event::data`] alone.
+//! [`ChangeEvent`] serializes to the structured JSON form. A stream that carries the attributes in headers takes
+//! them one by one and serializes [`ChangeEvent::data`] alone.
 
 use std::fmt::Write as _;
 
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
 use crate::{
-    batch::{Changed, Delta, InventoryId, Removed},
+    batch::{ChangedRow, Delta, InventoryId, RemovedRow},
     difference::differences,
     row::{Row, RowKey},
 };
@@ -21,16 +21,16 @@ pub const DEFAULT_CLUSTER: &str = "default";
 
 /// What happened to a row.
 #[derive(Clone, Copy, Debug)]
-pub enum Change<'a> {
+pub enum RowChange<'a> {
     /// It is new.
     Added(&'a Row),
     /// It existed before with other content.
-    Changed(&'a Changed),
+    Changed(&'a ChangedRow),
     /// It is gone.
-    Removed(&'a Removed),
+    Removed(&'a RemovedRow),
 }
 
-impl<'a> Change<'a> {
+impl<'a> RowChange<'a> {
     /// The changes of a delta, removals first: a row that moved is removed before it is added again.
     pub fn all(delta: &'a Delta) -> impl Iterator<Item = Self> {
         let removed = delta.removed.iter().map(Self::Removed);
@@ -86,11 +86,11 @@ impl<'a> Change<'a> {
 
 /// One change of one row.
 #[derive(Clone, Copy, Debug)]
-pub struct Event<'a> {
+pub struct ChangeEvent<'a> {
     /// Inventory that the row belongs to.
     pub inventory: &'a InventoryId,
     /// The change of the row.
-    pub change: Change<'a>,
+    pub change: RowChange<'a>,
     /// The CloudEvents `id`: the same for the same change, however often it is sent.
     pub id: &'a str,
     /// When it was sent, RFC 3339.
@@ -101,7 +101,7 @@ pub struct Event<'a> {
     pub with_before: bool,
 }
 
-impl Event<'_> {
+impl ChangeEvent<'_> {
     /// The CloudEvents `source`: `kollect/CLUSTER/NAMESPACE/INVENTORY`, as a URI reference.
     pub fn source(&self) -> String {
         let InventoryId { cluster, name, .. } = self.inventory;
@@ -118,11 +118,11 @@ impl Event<'_> {
 
     /// The CloudEvents `data`: operation, key, the row before and after, and the revision.
     pub fn data(&self) -> impl Serialize {
-        Data(*self)
+        EventData(*self)
     }
 }
 
-impl Serialize for Event<'_> {
+impl Serialize for ChangeEvent<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut event = serializer.serialize_map(None)?;
         event.serialize_entry("specversion", "1.0")?;
@@ -132,20 +132,20 @@ impl Serialize for Event<'_> {
         event.serialize_entry("subject", &self.subject())?;
         event.serialize_entry("time", self.time)?;
         event.serialize_entry("datacontenttype", "application/json")?;
-        event.serialize_entry("data", &Data(*self))?;
+        event.serialize_entry("data", &EventData(*self))?;
         event.end()
     }
 }
 
-struct Data<'a>(Event<'a>);
+struct EventData<'a>(ChangeEvent<'a>);
 
-impl Serialize for Data<'_> {
+impl Serialize for EventData<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Event { change, revision, with_before, .. } = self.0;
+        let ChangeEvent { change, revision, with_before, .. } = self.0;
         let (before, after) = (change.before().filter(|_| with_before), change.after());
         let mut data = serializer.serialize_map(None)?;
         data.serialize_entry("op", change.op())?;
-        data.serialize_entry("key", &Key(self.0))?;
+        data.serialize_entry("key", &EventKey(self.0))?;
         data.serialize_entry("before", &before)?;
         data.serialize_entry("after", &after)?;
         // Included even if `before` is left out for lack of space.
@@ -157,11 +157,11 @@ impl Serialize for Data<'_> {
     }
 }
 
-struct Key<'a>(Event<'a>);
+struct EventKey<'a>(ChangeEvent<'a>);
 
-impl Serialize for Key<'_> {
+impl Serialize for EventKey<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Event { inventory, change, .. } = self.0;
+        let ChangeEvent { inventory, change, .. } = self.0;
         let RowKey { target, group, kind, namespace, uid } = change.key();
         let row = change.after().or(change.before());
         let mut key = serializer.serialize_map(None)?;
@@ -219,8 +219,8 @@ mod tests {
         Arc::new(Row::new(key, "v1".into(), "cart".into(), attributes.into()))
     }
 
-    fn json(inventory: &InventoryId, change: Change<'_>) -> String {
-        let event = Event {
+    fn json(inventory: &InventoryId, change: RowChange<'_>) -> String {
+        let event = ChangeEvent {
             inventory,
             change,
             id: "0a1b",
@@ -239,9 +239,9 @@ mod tests {
             row(Some("team"), r#"{"a":1,"b":"x","gone":null}"#),
             row(Some("team"), r#"{"a":1,"b":"y","new":[]}"#),
         );
-        let change = Changed { before: Some(before), after };
+        let change = ChangedRow { before: Some(before), after };
         assert_eq!(
-            json(&inventory, Change::Changed(&change)),
+            json(&inventory, RowChange::Changed(&change)),
             concat!(
                 r#"{"specversion":"1.0","id":"0a1b","source":"kollect/east%2F1/team/all","#,
                 r#""type":"dev.kollect.row.changed","subject":"team/web/apps/Deployment/shop/u1","#,
@@ -260,10 +260,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_null() {
+    fn unknown_fields_of_an_event_are_null() {
         let inventory = InventoryId { cluster: String::new(), namespace: None, name: "all".into() };
-        let removed = Removed { key: row(None, "{}").key.clone(), before: None };
-        let text = json(&inventory, Change::Removed(&removed));
+        let removed = RemovedRow { key: row(None, "{}").key.clone(), before: None };
+        let text = json(&inventory, RowChange::Removed(&removed));
         assert!(text.contains(r#""source":"kollect/default/cluster/all""#), "{text}");
         assert!(text.contains(r#""type":"dev.kollect.row.removed""#), "{text}");
         assert!(text.contains(r#""targetNamespace":null,"targetName":"web""#), "{text}");
@@ -275,10 +275,10 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_row_without_a_past_does_not_say_what_changed() {
+    fn a_changed_row_whose_old_content_is_unknown_has_no_list_of_changed_attributes() {
         let inventory = InventoryId { cluster: String::new(), namespace: None, name: "all".into() };
-        let change = Changed { before: None, after: row(None, r#"{"a":1}"#) };
-        let text = json(&inventory, Change::Changed(&change));
+        let change = ChangedRow { before: None, after: row(None, r#"{"a":1}"#) };
+        let text = json(&inventory, RowChange::Changed(&change));
         assert!(text.contains(r#""before":null"#) && !text.contains(r#""changed":["#), "{text}");
     }
 }

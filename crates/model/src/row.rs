@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn the_digest_tells_everything_apart() {
+    fn rows_that_differ_have_different_digests() {
         let base = row(Some("team"), "cart", "{}").digest;
         assert_eq!(base, row(Some("team"), "cart", "{}").digest);
         assert_ne!(base, row(Some("team"), "cart", r#"{"a":1}"#).digest);

@@ -6,7 +6,7 @@
 /// The YAML document of a JSON text.
 pub fn document(json: &str) -> String {
     let mut emitter = Emitter { json, at: 0, out: String::with_capacity(json.len() * 3 / 2) };
-    emitter.value(0, Place::Top);
+    emitter.value(0, Position::Top);
     emitter.out
 }
 
@@ -14,13 +14,13 @@ pub fn document(json: &str) -> String {
 pub fn list_item(json: &str) -> String {
     let mut emitter = Emitter { json, at: 0, out: String::with_capacity(json.len() * 3 / 2) };
     emitter.out.push_str("- ");
-    emitter.value(2, Place::Element);
+    emitter.value(2, Position::Element);
     emitter.out
 }
 
 /// Position of a value. It decides how a nested value begins.
 #[derive(Clone, Copy, PartialEq)]
-enum Place {
+enum Position {
     /// Nothing before it.
     Top,
     /// After `- `: the first entry of a nested value is on the same line.
@@ -64,12 +64,12 @@ impl<'a> Emitter<'a> {
         self.json.get(start..self.at).unwrap_or_default()
     }
 
-    fn value(&mut self, indent: usize, place: Place) {
+    fn value(&mut self, indent: usize, position: Position) {
         match self.peek() {
-            b'{' => self.map(indent, place),
-            b'[' => self.list(indent, place),
+            b'{' => self.map(indent, position),
+            b'[' => self.list(indent, position),
             _ => {
-                if place == Place::Entry {
+                if position == Position::Entry {
                     self.out.push(' ');
                 }
                 self.scalar();
@@ -87,13 +87,13 @@ impl<'a> Emitter<'a> {
     }
 
     /// Skips the opening bracket at the cursor. Writes and skips the pair, and returns true, if it is empty.
-    fn empty(&mut self, close: u8, text: &str, place: Place) -> bool {
+    fn empty(&mut self, close: u8, text: &str, position: Position) -> bool {
         self.at += 1;
         if self.peek() != close {
             return false;
         }
         self.at += 1;
-        if place == Place::Entry {
+        if position == Position::Entry {
             self.out.push(' ');
         }
         self.out.push_str(text);
@@ -105,15 +105,15 @@ impl<'a> Emitter<'a> {
         self.out.extend(std::iter::repeat_n(' ', indent));
     }
 
-    fn map(&mut self, indent: usize, place: Place) {
-        if self.empty(b'}', "{}", place) {
+    fn map(&mut self, indent: usize, position: Position) {
+        if self.empty(b'}', "{}", position) {
             return;
         }
-        let indent = if place == Place::Entry { indent + 2 } else { indent };
-        if place == Place::Entry {
+        let indent = if position == Position::Entry { indent + 2 } else { indent };
+        if position == Position::Entry {
             self.out.push('\n');
         }
-        let mut inline = place == Place::Element;
+        let mut inline = position == Position::Element;
         while !matches!(self.peek(), b'}' | b'\0') {
             if !std::mem::take(&mut inline) {
                 self.indent(indent);
@@ -122,7 +122,7 @@ impl<'a> Emitter<'a> {
             self.peek();
             self.at += 1;
             self.out.push(':');
-            self.value(indent, Place::Entry);
+            self.value(indent, Position::Entry);
             if self.peek() == b',' {
                 self.at += 1;
                 self.peek();
@@ -131,20 +131,20 @@ impl<'a> Emitter<'a> {
         self.at += 1;
     }
 
-    fn list(&mut self, indent: usize, place: Place) {
-        if self.empty(b']', "[]", place) {
+    fn list(&mut self, indent: usize, position: Position) {
+        if self.empty(b']', "[]", position) {
             return;
         }
-        if place == Place::Entry {
+        if position == Position::Entry {
             self.out.push('\n');
         }
-        let mut inline = place == Place::Element;
+        let mut inline = position == Position::Element;
         while !matches!(self.peek(), b']' | b'\0') {
             if !std::mem::take(&mut inline) {
                 self.indent(indent);
             }
             self.out.push_str("- ");
-            self.value(indent + 2, Place::Element);
+            self.value(indent + 2, Position::Element);
             if self.peek() == b',' {
                 self.at += 1;
                 self.peek();
@@ -171,14 +171,14 @@ fn string(text: &str, out: &mut String) {
 }
 
 /// Words that some YAML parsers do not read as strings.
-const WORDS: [&str; 12] =
+const RESERVED_WORDS: [&str; 12] =
     ["null", "true", "false", "yes", "no", "on", "off", "y", "n", "nan", "inf", "infinity"];
 
 fn is_plain(text: &str) -> bool {
     let first = text.chars().next().is_some_and(|c| c.is_ascii_alphabetic() || c == '/' || c == '_');
     let inside = text.chars().all(|c| c.is_ascii_alphanumeric() || "_./@+=,-: ".contains(c));
     let ends = !text.ends_with([' ', ':']) && !text.contains(": ");
-    first && inside && ends && !WORDS.contains(&text.to_ascii_lowercase().as_str())
+    first && inside && ends && !RESERVED_WORDS.contains(&text.to_ascii_lowercase().as_str())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The trait of a backend, which is a kind of destination; and [`Plan`], the validated configuration of a
+//! The trait of a backend, which is a type of sink; and [`Plan`], the validated configuration of a
 //! sink of any backend.
 //!
 //! A backend implements [`Backend`] for its configuration and has one line in the table of `lib.rs`.
@@ -13,16 +13,16 @@ use kollect_model::{
     sink::{Sink, SinkError, SinkSpec},
 };
 
-use crate::{Policy, Secrets};
+use crate::{Secrets, SinkPolicy};
 
-/// A kind of destination. The type that implements it is its configuration: which destination, how rows are
+/// A type of sink. The Rust type that implements it is its configuration: which destination, how rows are
 /// written there, and how to get access. In the operator only `open` touches anything outside of the process; on
 /// the command line `destination` follows the user's symbolic links.
 pub trait Backend: Clone + fmt::Debug + PartialEq + Send + Sync + Sized + 'static {
     /// `spec.type` of its sinks; also the label of metrics.
     const TYPE: &'static str;
     /// How a command line names its destinations; `None`: it cannot.
-    const OUT: Option<Out> = None;
+    const OUT: Option<OutScheme> = None;
 
     /// Whether only a Secret names the server of a destination: then the operator does not show it in statuses.
     /// The server begins with `TYPE://`.
@@ -62,15 +62,15 @@ pub trait Backend: Clone + fmt::Debug + PartialEq + Send + Sync + Sized + 'stati
     }
 
     /// Refuses hosts and paths that the policy does not allow. Checks names only and does not resolve them.
-    fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>>;
+    fn check(&self, policy: &SinkPolicy) -> Result<(), Vec<SpecError>>;
 
     /// Where the rows are, without credentials and options: equal for two sinks that write one destination.
     /// Statuses store this text or a digest of it, so its format must never change.
-    fn destination(&self, policy: &Policy) -> Destination;
+    fn destination(&self, policy: &SinkPolicy) -> Destination;
 
     /// The same sink at a former destination, or `None` if its credentials do not give access to it.
     /// [`Plan::at`] checks that the result leads to exactly this destination.
-    fn at(&self, destination: &Destination, policy: &Policy) -> Option<Self>;
+    fn at(&self, destination: &Destination, policy: &SinkPolicy) -> Option<Self>;
 
     /// An export of a few sample rows, in a cluster of this name.
     fn preview(&self, cluster: &str) -> Preview;
@@ -78,14 +78,14 @@ pub trait Backend: Clone + fmt::Debug + PartialEq + Send + Sync + Sized + 'stati
     /// Opens the destination.
     fn open(
         &self,
-        policy: &Policy,
+        policy: &SinkPolicy,
         clients: &Self::Clients,
     ) -> impl Future<Output = Result<Box<dyn Sink>, SinkError>> + Send;
 }
 
 /// How a command line names destinations of a backend: `SCHEME:REST`.
 #[derive(Clone, Copy, Debug)]
-pub struct Out {
+pub struct OutScheme {
     /// The schemes.
     pub schemes: &'static [&'static str],
     /// The form of a destination, for the help text.
@@ -132,7 +132,7 @@ pub struct Plan(Arc<dyn AnyPlan>);
 impl Plan {
     /// The plan of a configuration.
     pub fn of<B: Backend>(config: B) -> Self {
-        Self(Arc::new(Planned(config)))
+        Self(Arc::new(PlannedSink(config)))
     }
 
     /// The type as specs and metrics name it.
@@ -152,18 +152,18 @@ impl Plan {
     }
 
     /// Refuses what the policy does not allow. Touches nothing outside of the process.
-    pub fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>> {
+    pub fn check(&self, policy: &SinkPolicy) -> Result<(), Vec<SpecError>> {
         self.0.check(policy)
     }
 
     /// Where rows go, without credentials and options: equal for two sinks that write one destination.
-    pub fn destination(&self, policy: &Policy) -> Destination {
+    pub fn destination(&self, policy: &SinkPolicy) -> Destination {
         self.0.destination(policy)
     }
 
     /// The same sink at a former destination, or `None` if its credentials do not give access to it: another table
     /// of the same database, another file, another subject of the same servers.
-    pub fn at(&self, destination: &Destination, policy: &Policy) -> Option<Self> {
+    pub fn at(&self, destination: &Destination, policy: &SinkPolicy) -> Option<Self> {
         let plan = self.0.at(destination, policy)?;
         // The caller removes rows at the former destination: the plan must not lead to any other one.
         (plan.destination(policy) == *destination).then_some(plan)
@@ -177,7 +177,7 @@ impl Plan {
     /// Opens the sink. `clients` are those of its backend.
     pub(crate) async fn open(
         &self,
-        policy: &Policy,
+        policy: &SinkPolicy,
         clients: &(dyn Any + Send + Sync),
     ) -> Result<Box<dyn Sink>, SinkError> {
         self.0.open(policy, clients).await
@@ -196,7 +196,7 @@ impl PartialEq for Plan {
     }
 }
 
-type Opening<'a> = Pin<Box<dyn Future<Output = Result<Box<dyn Sink>, SinkError>> + Send + 'a>>;
+type OpenFuture<'a> = Pin<Box<dyn Future<Output = Result<Box<dyn Sink>, SinkError>> + Send + 'a>>;
 
 /// [`Backend`] without its associated types, so that it can be a trait object.
 trait AnyPlan: Any + fmt::Debug + Send + Sync {
@@ -204,16 +204,16 @@ trait AnyPlan: Any + fmt::Debug + Send + Sync {
     fn type_name(&self) -> &'static str;
     fn with_secrets(&self, secrets: &Secrets) -> Result<Plan, Vec<SpecError>>;
     fn named(&self, name: &str) -> Plan;
-    fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>>;
-    fn destination(&self, policy: &Policy) -> Destination;
-    fn at(&self, destination: &Destination, policy: &Policy) -> Option<Plan>;
+    fn check(&self, policy: &SinkPolicy) -> Result<(), Vec<SpecError>>;
+    fn destination(&self, policy: &SinkPolicy) -> Destination;
+    fn at(&self, destination: &Destination, policy: &SinkPolicy) -> Option<Plan>;
     fn preview(&self, cluster: &str) -> Preview;
-    fn open<'a>(&'a self, policy: &'a Policy, clients: &'a (dyn Any + Send + Sync)) -> Opening<'a>;
+    fn open<'a>(&'a self, policy: &'a SinkPolicy, clients: &'a (dyn Any + Send + Sync)) -> OpenFuture<'a>;
 }
 
-struct Planned<B>(B);
+struct PlannedSink<B>(B);
 
-impl<B: Backend> AnyPlan for Planned<B> {
+impl<B: Backend> AnyPlan for PlannedSink<B> {
     fn equals(&self, other: &dyn AnyPlan) -> bool {
         (other as &dyn Any).downcast_ref::<Self>().is_some_and(|other| self.0 == other.0)
     }
@@ -230,15 +230,15 @@ impl<B: Backend> AnyPlan for Planned<B> {
         Plan::of(self.0.clone().named(name))
     }
 
-    fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>> {
+    fn check(&self, policy: &SinkPolicy) -> Result<(), Vec<SpecError>> {
         self.0.check(policy)
     }
 
-    fn destination(&self, policy: &Policy) -> Destination {
+    fn destination(&self, policy: &SinkPolicy) -> Destination {
         self.0.destination(policy)
     }
 
-    fn at(&self, destination: &Destination, policy: &Policy) -> Option<Plan> {
+    fn at(&self, destination: &Destination, policy: &SinkPolicy) -> Option<Plan> {
         self.0.at(destination, policy).map(Plan::of)
     }
 
@@ -246,13 +246,13 @@ impl<B: Backend> AnyPlan for Planned<B> {
         self.0.preview(cluster)
     }
 
-    fn open<'a>(&'a self, policy: &'a Policy, clients: &'a (dyn Any + Send + Sync)) -> Opening<'a> {
+    fn open<'a>(&'a self, policy: &'a SinkPolicy, clients: &'a (dyn Any + Send + Sync)) -> OpenFuture<'a> {
         let clients = clients.downcast_ref().expect("each backend is given the clients that it has made");
         Box::pin(self.0.open(policy, clients))
     }
 }
 
-impl<B: Backend> fmt::Debug for Planned<B> {
+impl<B: Backend> fmt::Debug for PlannedSink<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -261,9 +261,9 @@ impl<B: Backend> fmt::Debug for Planned<B> {
 type PlanResult = Result<Plan, Vec<SpecError>>;
 
 /// A line of the table of backends.
-pub(crate) struct Entry {
+pub(crate) struct BackendEntry {
     pub(crate) type_name: &'static str,
-    pub(crate) out: Option<Out>,
+    pub(crate) out: Option<OutScheme>,
     pub(crate) secret_server: bool,
     pub(crate) plan: fn(&SinkSpec) -> Option<PlanResult>,
     pub(crate) plan_out: fn(&str) -> Result<Plan, String>,
@@ -271,7 +271,7 @@ pub(crate) struct Entry {
     pub(crate) clients: fn(&SinkSettings) -> Arc<dyn Any + Send + Sync>,
 }
 
-impl Entry {
+impl BackendEntry {
     pub(crate) const fn of<B: Backend>() -> Self {
         Self {
             type_name: B::TYPE,

@@ -13,10 +13,10 @@ pub(crate) fn cause(error: &(dyn Error + 'static)) -> Option<String> {
     let mut next = Some(error);
     while let Some(error) = next {
         if let Some(tls) = error.downcast_ref::<rustls::Error>() {
-            return Some(tls_words(tls));
+            return Some(tls_text(tls));
         }
         if let Some(io) = error.downcast_ref::<io::Error>() {
-            return io_words(io);
+            return io_text(io);
         }
         next = error.source();
     }
@@ -25,12 +25,12 @@ pub(crate) fn cause(error: &(dyn Error + 'static)) -> Option<String> {
 
 /// An I/O error of this machine, or the error that it wraps. Other inner texts are not shown: libraries may quote
 /// data that they have read.
-fn io_words(error: &io::Error) -> Option<String> {
+fn io_text(error: &io::Error) -> Option<String> {
     if error.raw_os_error().is_some() {
         return Some(error.to_string());
     }
     match error.get_ref().and_then(|inner| cause(inner)) {
-        Some(words) => Some(words),
+        Some(text) => Some(text),
         None => match error.kind() {
             io::ErrorKind::Other | io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => None,
             kind => Some(kind.to_string()),
@@ -55,7 +55,7 @@ pub(crate) fn tls_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rust
 }
 
 /// Describes a TLS error. The library's own text is not used: it quotes the names in the server's certificate.
-pub(crate) fn tls_words(error: &rustls::Error) -> String {
+pub(crate) fn tls_text(error: &rustls::Error) -> String {
     match error {
         rustls::Error::AlertReceived(alert) => {
             let alert = match alert {
@@ -64,13 +64,13 @@ pub(crate) fn tls_words(error: &rustls::Error) -> String {
             };
             format!("the server refused our TLS, most often for the client certificate (alert {alert})")
         }
-        rustls::Error::InvalidCertificate(problem) => certificate_words(problem).to_owned(),
+        rustls::Error::InvalidCertificate(problem) => certificate_text(problem).to_owned(),
         rustls::Error::InvalidMessage(_) => "the server does not speak TLS at this port".to_owned(),
         _ => "no TLS with the server".to_owned(),
     }
 }
 
-fn certificate_words(problem: &CertificateError) -> &'static str {
+fn certificate_text(problem: &CertificateError) -> &'static str {
     match problem {
         CertificateError::UnknownIssuer => {
             "the certificate of the server is not signed by an authority that is trusted; put the certificate of its \
@@ -99,7 +99,7 @@ mod tests {
         let ended = io::Error::new(io::ErrorKind::UnexpectedEof, MARKER);
         assert_eq!(cause(&ended).as_deref(), Some("unexpected end of file"));
         let refused = io::Error::other(io::Error::from_raw_os_error(111));
-        assert!(cause(&refused).is_some_and(|words| words.starts_with("Connection refused")));
+        assert!(cause(&refused).is_some_and(|text| text.starts_with("Connection refused")));
         let tls = rustls::Error::General(MARKER.into());
         assert_eq!(cause(&io::Error::other(tls)).as_deref(), Some("no TLS with the server"));
     }

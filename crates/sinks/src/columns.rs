@@ -12,7 +12,7 @@ use kollect_model::{
 /// A column of the rows.
 pub(crate) struct Column {
     pub(crate) name: &'static str,
-    pub(crate) value: Value,
+    pub(crate) value: ColumnValue,
     /// The SQL default of the column.
     pub(crate) default: Option<&'static str>,
     /// SQL for its value in rows of the Go implementation; empty if tables of the Go implementation have the column.
@@ -21,7 +21,7 @@ pub(crate) struct Column {
 
 /// Where the value of a column comes from.
 #[derive(Clone, Copy)]
-pub(crate) enum Value {
+pub(crate) enum ColumnValue {
     /// A text of the inventory, the same for all of its rows.
     Inventory(fn(&InventoryId) -> &str),
     /// A text of the row.
@@ -36,7 +36,7 @@ pub(crate) enum Value {
     Now,
 }
 
-const fn column(name: &'static str, value: Value, filled_from: &'static str) -> Column {
+const fn column(name: &'static str, value: ColumnValue, filled_from: &'static str) -> Column {
     Column { name, value, default: None, filled_from }
 }
 
@@ -46,28 +46,28 @@ const fn with_default(column: Column) -> Column {
 
 /// All columns, in the order that existing tables have.
 pub(crate) const COLUMNS: [Column; 17] = [
-    with_default(column("cluster", Value::Inventory(|inventory| &inventory.cluster), "")),
-    column("inventory_namespace", Value::Inventory(InventoryId::stored_namespace), ""),
-    column("inventory_name", Value::Inventory(|inventory| &inventory.name), ""),
-    column("target_name", Value::Row(|row| &row.key.target.name), ""),
-    column("source_uid", Value::Row(|row| &row.key.uid), ""),
+    with_default(column("cluster", ColumnValue::Inventory(|inventory| &inventory.cluster), "")),
+    column("inventory_namespace", ColumnValue::Inventory(InventoryId::stored_namespace), ""),
+    column("inventory_name", ColumnValue::Inventory(|inventory| &inventory.name), ""),
+    column("target_name", ColumnValue::Row(|row| &row.key.target.name), ""),
+    column("source_uid", ColumnValue::Row(|row| &row.key.uid), ""),
     column(
         "target_namespace",
-        Value::Row(Row::target_namespace),
+        ColumnValue::Row(Row::target_namespace),
         "coalesce(payload ->> 'targetNamespace', '')",
     ),
-    column("api_group", Value::Row(|row| &row.key.group), "coalesce(payload ->> 'group', '')"),
-    column("api_version", Value::Row(|row| &row.version), "coalesce(payload ->> 'version', '')"),
-    column("kind", Value::Row(|row| &row.key.kind), "coalesce(payload ->> 'kind', '')"),
-    column("namespace", Value::Row(|row| &row.key.namespace), "coalesce(payload ->> 'namespace', '')"),
-    column("name", Value::Row(|row| &row.name), "coalesce(payload ->> 'name', '')"),
-    with_default(column("resource_namespace", Value::Row(|row| &row.key.namespace), "")),
-    column("payload", Value::Payload, ""),
+    column("api_group", ColumnValue::Row(|row| &row.key.group), "coalesce(payload ->> 'group', '')"),
+    column("api_version", ColumnValue::Row(|row| &row.version), "coalesce(payload ->> 'version', '')"),
+    column("kind", ColumnValue::Row(|row| &row.key.kind), "coalesce(payload ->> 'kind', '')"),
+    column("namespace", ColumnValue::Row(|row| &row.key.namespace), "coalesce(payload ->> 'namespace', '')"),
+    column("name", ColumnValue::Row(|row| &row.name), "coalesce(payload ->> 'name', '')"),
+    with_default(column("resource_namespace", ColumnValue::Row(|row| &row.key.namespace), "")),
+    column("payload", ColumnValue::Payload, ""),
     // An empty text equals no digest, so the first export writes the row again.
-    column("row_digest", Value::Digest, "''"),
-    column("first_seen_at", Value::Since, "exported_at"),
-    column("changed_at", Value::Now, "exported_at"),
-    column("exported_at", Value::Now, ""),
+    column("row_digest", ColumnValue::Digest, "''"),
+    column("first_seen_at", ColumnValue::Since, "exported_at"),
+    column("changed_at", ColumnValue::Now, "exported_at"),
+    column("exported_at", ColumnValue::Now, ""),
 ];
 
 /// The primary key. The API server may serve one object, with one UID, in two API groups.
@@ -87,7 +87,7 @@ pub(crate) fn names() -> String {
 pub(crate) fn replacements() -> String {
     let replaced = COLUMNS
         .into_iter()
-        .filter(|column| !KEY.contains(&column.name) && !matches!(column.value, Value::Since));
+        .filter(|column| !KEY.contains(&column.name) && !matches!(column.value, ColumnValue::Since));
     let each = replaced.map(|Column { name, .. }| format!("{name} = excluded.{name}"));
     each.collect::<Vec<_>>().join(", ")
 }
@@ -98,7 +98,7 @@ pub(crate) fn baseline_columns() -> String {
 }
 
 /// What a baseline says about a row.
-pub(crate) struct Held<'a> {
+pub(crate) struct HeldRow<'a> {
     pub(crate) target: &'a str,
     pub(crate) uid: &'a str,
     pub(crate) group: &'a str,
@@ -107,7 +107,7 @@ pub(crate) struct Held<'a> {
     pub(crate) digest: RowDigest,
 }
 
-impl<'a> Held<'a> {
+impl<'a> HeldRow<'a> {
     /// Reads the columns of [`baseline_columns`] by their positions.
     pub(crate) fn read<E>(text: impl Fn(usize) -> Result<&'a str, E>) -> Result<Self, E> {
         Ok(Self {
@@ -162,7 +162,7 @@ impl ClaimTable {
     }
 
     /// The claim without the fields for which the table has no columns.
-    pub(crate) fn fit(self, claim: Claim) -> Claim {
+    pub(crate) fn without_missing_columns(self, claim: Claim) -> Claim {
         match self {
             Self::Current => Claim { writes: Some(0), ..claim },
             Self::Old => {
@@ -171,11 +171,11 @@ impl ClaimTable {
         }
     }
 
-    /// The warning about a table of an older version. `what_helps` says how to add the columns.
-    pub(crate) fn warning(table: &str, what_helps: &str) -> String {
+    /// The warning about a table of an older version. `advice` says how to add the columns.
+    pub(crate) fn warning(table: &str, advice: &str) -> String {
         format!(
             "{table} has no columns {}: that the database was restored from a backup, or that it is another one under \
-             the same name, is noticed only when its rows are compared; {what_helps}",
+             the same name, is noticed only when its rows are compared; {advice}",
             CLAIM_COLUMNS.split_at(OLD_CLAIM_COLUMNS).1.join(", ")
         )
     }
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_order_of_columns_is_that_of_tables_that_exist() {
+    fn columns_keep_the_order_of_existing_tables() {
         assert_eq!(
             names(),
             "cluster, inventory_namespace, inventory_name, target_name, source_uid, target_namespace, api_group, \
@@ -213,12 +213,14 @@ mod tests {
     }
 
     #[test]
-    fn a_baseline_reads_columns_that_exist_as_what_they_are() {
+    fn a_baseline_reads_each_value_from_its_own_column() {
         let known: BTreeSet<&str> = COLUMNS.map(|column| column.name).into();
         let read = baseline_columns();
         let read: Vec<&str> = read.split(", ").collect();
         assert!(read.iter().all(|name| known.contains(name)));
-        let Ok(held) = Held::read(|at| Ok::<_, ()>(read[at])) else { unreachable!("all columns are there") };
+        let Ok(held) = HeldRow::read(|column| Ok::<_, ()>(read[column])) else {
+            unreachable!("all columns are there")
+        };
         assert_eq!(
             [held.target, held.uid, held.group, held.kind, held.namespace],
             ["target_name", "source_uid", "api_group", "kind", "namespace"]

@@ -16,9 +16,9 @@ mod guard;
 #[cfg(test)]
 mod tests;
 
-use address::spelled;
+use address::parse_spelling;
 pub use cidr::Cidr;
-pub use guard::{ApiServer, Guard, Refusal};
+pub use guard::{AddressGuard, ApiServer, RefusedAddress};
 
 /// Where sinks may connect to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,45 +27,45 @@ pub enum Network {
     #[default]
     Open,
     /// Public addresses, and those that the operator's flags allow.
-    Guarded(Guard),
+    Guarded(AddressGuard),
 }
 
 /// An answer of a resolver.
-type Lookup = io::Result<Vec<SocketAddr>>;
+type ResolvedAddresses = io::Result<Vec<SocketAddr>>;
 
 impl Network {
     /// Checks a server without asking a resolver.
-    pub fn check_server(&self, host: &str, port: u16) -> Result<(), Refusal> {
+    pub fn check_server(&self, host: &str, port: u16) -> Result<(), RefusedAddress> {
         match self {
             Self::Open => Ok(()),
             Self::Guarded(guard) => guard.check_server(host, port),
         }
     }
 
-    /// The addresses of a host, all of them checked: one closed address refuses the whole answer.
+    /// The addresses of a host, all of them checked: one closed address refuses all of them.
     pub async fn resolve(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, ResolveError> {
         self.resolve_with(host, port, &lookup).await
     }
 
-    async fn resolve_with<F: Future<Output = Lookup>>(
+    async fn resolve_with<F: Future<Output = ResolvedAddresses>>(
         &self,
         host: &str,
         port: u16,
         lookup: &impl Fn(String, u16) -> F,
     ) -> Result<Vec<SocketAddr>, ResolveError> {
-        let found = |answer: Lookup| answer.map_err(ResolveError::Lookup);
+        let found = |answer: ResolvedAddresses| answer.map_err(ResolveError::Lookup);
         let Self::Guarded(guard) = self else {
-            return some(found(lookup(unbracketed(host).to_owned(), port).await)?);
+            return not_empty(found(lookup(without_brackets(host).to_owned(), port).await)?);
         };
         guard.check_server(host, port)?;
         // Parsed as in the check above, so that the connection goes to the address that was checked.
-        let answer = match spelled(&plain(host)) {
+        let answer = match parse_spelling(&normalized(host)) {
             Some(address) => vec![SocketAddr::new(address, port)],
-            None => found(lookup(unbracketed(host).to_owned(), port).await)?,
+            None => found(lookup(without_brackets(host).to_owned(), port).await)?,
         };
         let mut api_server = Vec::new();
         for server in guard.api_servers.iter().filter(|server| server.port == port) {
-            match spelled(&plain(&server.host)) {
+            match parse_spelling(&normalized(&server.host)) {
                 Some(address) => api_server.push(address),
                 // Resolved every time: the addresses of the API server may change while the operator runs.
                 None => {
@@ -78,7 +78,7 @@ impl Network {
         for address in &answer {
             guard.check_answer(host, *address, &api_server)?;
         }
-        some(answer)
+        not_empty(answer)
     }
 
     /// A connection to the first address of a host that answers.
@@ -97,7 +97,7 @@ impl Network {
         self.connect_with(shown, host, port, limit, &lookup).await
     }
 
-    async fn connect_with<F: Future<Output = Lookup>>(
+    async fn connect_with<F: Future<Output = ResolvedAddresses>>(
         &self,
         shown: Option<&str>,
         host: &str,
@@ -137,7 +137,7 @@ impl Network {
 #[derive(Debug)]
 pub enum ResolveError {
     /// The server is closed.
-    Refused(Refusal),
+    Refused(RefusedAddress),
     /// The resolver does not know it.
     Lookup(io::Error),
     /// The resolver knows no address of it.
@@ -146,8 +146,8 @@ pub enum ResolveError {
     ApiServer(io::Error),
 }
 
-impl From<Refusal> for ResolveError {
-    fn from(refusal: Refusal) -> Self {
+impl From<RefusedAddress> for ResolveError {
+    fn from(refusal: RefusedAddress) -> Self {
         Self::Refused(refusal)
     }
 }
@@ -175,21 +175,21 @@ impl ResolveError {
     }
 }
 
-fn some(answer: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, ResolveError> {
+fn not_empty(answer: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, ResolveError> {
     if answer.is_empty() { Err(ResolveError::NoAddress) } else { Ok(answer) }
 }
 
-async fn lookup(host: String, port: u16) -> Lookup {
+async fn lookup(host: String, port: u16) -> ResolvedAddresses {
     #[expect(clippy::disallowed_methods, reason = "this is where names of servers are resolved")]
     let found = tokio::net::lookup_host((host.as_str(), port)).await;
     Ok(found?.collect())
 }
 
 /// A host in the form that is compared: without brackets, in lower case and without the dot of the root.
-fn plain(host: &str) -> String {
-    unbracketed(host).trim_end_matches('.').to_ascii_lowercase()
+fn normalized(host: &str) -> String {
+    without_brackets(host).trim_end_matches('.').to_ascii_lowercase()
 }
 
-fn unbracketed(host: &str) -> &str {
-    host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host)
+fn without_brackets(host: &str) -> &str {
+    host.strip_prefix('[').and_then(|inner| inner.strip_suffix(']')).unwrap_or(host)
 }

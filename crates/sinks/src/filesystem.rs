@@ -1,6 +1,6 @@
 //! A directory: rows in documents or in one file each, for people, for tools that read files, and for backups.
 //!
-//! [`layout`](crate::layout) decides which files there are and what they hold; this module stores them.
+//! [`layout`] decides which files there are and what they hold; this module stores them.
 
 use std::{
     collections::BTreeMap,
@@ -24,11 +24,11 @@ use kollect_model::{
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, local::LocalFileSystem, path::Path as Location};
 
 use crate::{
-    Backend, Files, Out, Policy, SinkSettings,
+    Backend, FilePolicy, OutScheme, SinkPolicy, SinkSettings,
     layout::{
-        self, FileFormat, Settings,
-        blobs::{Blobs, Version},
-        keeper::Keeper,
+        self, LayoutSettings, ReadableFormat,
+        blobs::{BlobVersion, Blobs},
+        file_sink::FileSink,
         path_owners::PathOwners,
     },
     preview::provisioned,
@@ -39,15 +39,15 @@ const SCHEME: &str = "dir:";
 
 /// Where the directory is, whether it may be created, and what its files look like.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct FilesystemConfig {
     path: String,
     create: bool,
-    settings: Settings,
+    settings: LayoutSettings,
 }
 
-impl Backend for Config {
+impl Backend for FilesystemConfig {
     const TYPE: &'static str = "filesystem";
-    const OUT: Option<Out> = Some(Out { schemes: &["dir"], form: "dir:DIRECTORY" });
+    const OUT: Option<OutScheme> = Some(OutScheme { schemes: &["dir"], form: "dir:DIRECTORY" });
     type Spec = KollectSnapshotSinkSpec;
     type Clients = ();
 
@@ -67,8 +67,9 @@ impl Backend for Config {
             }
             Some(path) => path.into(),
         };
-        let mode = spec.common.provisioning.as_ref().and_then(|p| p.mode).unwrap_or_default();
-        match Settings::plan(spec) {
+        let mode =
+            spec.common.provisioning.as_ref().and_then(|provisioning| provisioning.mode).unwrap_or_default();
+        match LayoutSettings::plan(spec) {
             Ok(settings) if errors.is_empty() => {
                 Ok(Self { path, create: mode == ProvisioningMode::Ensure, settings })
             }
@@ -84,7 +85,7 @@ impl Backend for Config {
         if path.is_empty() || path.contains('\0') {
             return Err("is not a directory: write a path such as dir:inventory".into());
         }
-        let settings = Settings::options(options, FileFormat::Json)?;
+        let settings = LayoutSettings::options(options, ReadableFormat::Json)?;
         Ok(Self { path: path.into(), create: true, settings })
     }
 
@@ -98,24 +99,24 @@ impl Backend for Config {
         layout::preview::preview(&self.settings, cluster, base)
     }
 
-    fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>> {
+    fn check(&self, policy: &SinkPolicy) -> Result<(), Vec<SpecError>> {
         policy.files.check(&self.path).map_err(|problem| {
             vec![SpecError::new("spec.filesystem.path", &self.path.as_str().into(), problem)]
         })
     }
 
-    fn destination(&self, policy: &Policy) -> Destination {
+    fn destination(&self, policy: &SinkPolicy) -> Destination {
         policy.files.destination(SCHEME, &self.path)
     }
 
-    fn at(&self, destination: &Destination, policy: &Policy) -> Option<Self> {
+    fn at(&self, destination: &Destination, policy: &SinkPolicy) -> Option<Self> {
         Some(Self { path: policy.files.path_at(SCHEME, destination)?, ..self.clone() })
     }
 
-    async fn open(&self, policy: &Policy, (): &()) -> Result<Box<dyn Sink>, SinkError> {
+    async fn open(&self, policy: &SinkPolicy, (): &()) -> Result<Box<dyn Sink>, SinkError> {
         let (directory, settings) = directory(self.clone(), &policy.files).await?;
-        let writing = write_lock(&directory.root);
-        Ok(Box::new(Keeper::new(directory, settings, writing)))
+        let lock = write_lock(&directory.root);
+        Ok(Box::new(FileSink::new(directory, settings, lock)))
     }
 }
 
@@ -136,13 +137,16 @@ fn write_lock(root: &Path) -> Arc<tokio::sync::Mutex<PathOwners>> {
 
 /// Opens the directory, and creates it unless the plan says that it must exist. Returns also the settings of its
 /// files.
-pub async fn directory(config: Config, files: &Files) -> Result<(Directory, Settings), SinkError> {
-    let Config { path, create, settings } = config;
+pub async fn directory(
+    config: FilesystemConfig,
+    files: &FilePolicy,
+) -> Result<(DirectoryBlobs, LayoutSettings), SinkError> {
+    let FilesystemConfig { path, create, settings } = config;
     let files = files.clone();
     let open = move || {
         let forbidden =
             |why| SinkError::new(SinkReason::Forbidden, format!("open directory {path:?}: {why}"));
-        Directory::open(&files.resolve(&path).map_err(forbidden)?, create)
+        DirectoryBlobs::open(&files.resolve(&path).map_err(forbidden)?, create)
     };
     let directory = tokio::task::spawn_blocking(open)
         .await
@@ -154,14 +158,14 @@ pub async fn directory(config: Config, files: &Files) -> Result<(Directory, Sett
 static PROBES: AtomicU64 = AtomicU64::new(0);
 
 /// The files below a directory.
-pub struct Directory {
+pub struct DirectoryBlobs {
     root: PathBuf,
     store: LocalFileSystem,
     /// Writes the files below `.kollect` with fsync: after a power cut the manifests still name all files.
-    books: LocalFileSystem,
+    synced_store: LocalFileSystem,
 }
 
-impl Directory {
+impl DirectoryBlobs {
     fn open(path: &Path, create: bool) -> Result<Self, SinkError> {
         let attempt = || format!("open directory {}", path.display());
         if create {
@@ -182,7 +186,7 @@ impl Directory {
         }
         let store = LocalFileSystem::new_with_prefix(&root).map_err(|error| failed(attempt(), error))?;
         let store = store.with_automatic_cleanup(true);
-        Ok(Self { root, books: store.clone().with_fsync(true), store })
+        Ok(Self { root, synced_store: store.clone().with_fsync(true), store })
     }
 
     /// The location of a file below the root. Fails if a symbolic link on the way leads out of the root.
@@ -214,7 +218,7 @@ impl Directory {
     }
 
     fn store(&self, path: &str) -> &LocalFileSystem {
-        if path.starts_with(".kollect/") { &self.books } else { &self.store }
+        if path.starts_with(".kollect/") { &self.synced_store } else { &self.store }
     }
 
     fn attempt(&self, verb: &str, path: &str) -> String {
@@ -223,7 +227,7 @@ impl Directory {
 }
 
 #[async_trait]
-impl Blobs for Directory {
+impl Blobs for DirectoryBlobs {
     async fn read(&self, path: &str) -> Result<Option<Bytes>, SinkError> {
         let failed = |error| failed(self.attempt("read", path), error);
         match self.store.get(&self.locate(path)?).await {
@@ -233,7 +237,7 @@ impl Blobs for Directory {
         }
     }
 
-    async fn write(&self, path: &str, bytes: Bytes) -> Result<Version, SinkError> {
+    async fn write(&self, path: &str, bytes: Bytes) -> Result<BlobVersion, SinkError> {
         let written = self.store(path).put(&self.locate(path)?, bytes.into()).await;
         written.map(|written| written.e_tag).map_err(|error| failed(self.attempt("write", path), error))
     }
@@ -259,7 +263,7 @@ impl Blobs for Directory {
     }
 
     /// A version consists of inode, size and time of the last change.
-    async fn list_versions(&self, directory: &str) -> Result<Vec<(String, Version)>, SinkError> {
+    async fn list_versions(&self, directory: &str) -> Result<Vec<(String, BlobVersion)>, SinkError> {
         let prefix = self.locate(directory)?;
         let listed = self.store.list(Some(&prefix)).map_ok(|file| (file.location.to_string(), file.e_tag));
         listed.try_collect().await.map_err(|error| failed(self.attempt("list", directory), error))

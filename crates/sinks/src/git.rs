@@ -1,7 +1,7 @@
 //! Git: an inventory as files of a branch, one commit per change.
 //!
 //! The remote is authoritative: every write starts from its current state, and a push that loses a race is
-//! drawn up again from the new state. Files are made as in every other [`layout`](crate::layout).
+//! computed again from the new state. Files are made as in every other [`layout`].
 
 use std::{
     collections::HashMap,
@@ -22,33 +22,33 @@ use kollect_model::{
 };
 
 use crate::{
-    Backend, Out, Policy, Secrets, SinkSettings,
-    layout::{self, FileFormat, Settings},
+    Backend, OutScheme, Secrets, SinkPolicy, SinkSettings,
+    layout::{self, LayoutSettings, ReadableFormat},
     preview::provisioned,
-    sample::{Sample, TIME},
+    sample::{SampleRows, TIME},
 };
 
 mod branch;
 mod claims;
-mod contested;
-mod draw;
+mod commit;
+mod contested_paths;
 mod message;
 mod mirror;
 mod remote;
 mod transport;
 mod tree;
 
-use branch::{Branch, Key};
-use draw::{Done, Known, Task, Work};
-use message::{About, Messages};
-use remote::{Address, RemoteConfig};
+use branch::{Branch, BranchKey};
+use commit::{InventoryWrite, KnownManifest, WriteKind, WriteResult};
+use message::{CommitMessages, MessageValues};
+use remote::{RemoteConfig, RepositoryAddress};
 
 /// A branch, and what its files and commits look like.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Config {
+pub(crate) struct GitConfig {
     remote: RemoteConfig,
-    settings: Arc<Settings>,
-    messages: Arc<Messages>,
+    settings: Arc<LayoutSettings>,
+    messages: Arc<CommitMessages>,
     depth: u32,
     force: bool,
     create: bool,
@@ -56,28 +56,36 @@ pub(crate) struct Config {
     name: String,
 }
 
-impl Backend for Config {
+impl Backend for GitConfig {
     const TYPE: &'static str = "git";
-    const OUT: Option<Out> = Some(Out { schemes: &["git"], form: "git:REPOSITORY" });
+    const OUT: Option<OutScheme> = Some(OutScheme { schemes: &["git"], form: "git:REPOSITORY" });
     type Spec = KollectSnapshotSinkSpec;
     type Clients = Branches;
 
     fn clients(settings: &SinkSettings) -> Branches {
-        Branches::with_mirrors(settings.mirrors.clone().unwrap_or_else(mirror::root))
+        Branches::with_mirrors(settings.mirrors.clone().unwrap_or_else(mirror::default_root))
     }
 
     fn plan(spec: &KollectSnapshotSinkSpec) -> Result<Self, Vec<SpecError>> {
         let git = spec.git.as_ref();
         let remote = RemoteConfig::plan(&spec.common, git);
-        let (settings, messages) = (Settings::plan(spec), Messages::plan(git));
+        let (settings, messages) = (LayoutSettings::plan(spec), CommitMessages::plan(git));
         match (remote, settings, messages) {
             (Ok(remote), Ok(settings), Ok(messages)) => {
-                let mode = spec.common.provisioning.as_ref().and_then(|p| p.mode).unwrap_or_default();
+                let mode = spec
+                    .common
+                    .provisioning
+                    .as_ref()
+                    .and_then(|provisioning| provisioning.mode)
+                    .unwrap_or_default();
                 Ok(Self {
                     remote,
                     settings: Arc::new(settings),
                     messages: Arc::new(messages),
-                    depth: git.and_then(|git| git.clone_depth).and_then(|n| n.try_into().ok()).unwrap_or(1),
+                    depth: git
+                        .and_then(|git| git.clone_depth)
+                        .and_then(|depth| depth.try_into().ok())
+                        .unwrap_or(1),
                     force: git.and_then(|git| git.push_policy) == Some(PushPolicy::ForcePush),
                     create: mode == ProvisioningMode::Ensure,
                     name: String::new(),
@@ -93,14 +101,15 @@ impl Backend for Config {
     /// `git:PATH` or `git:URL`, `#branch=NAME` and options behind a question mark.
     fn plan_out(text: &str) -> Result<Self, String> {
         let text = text.split_once(':').map_or(text, |(_, text)| text);
-        let (place, options) = text.split_once('?').unwrap_or((text, ""));
-        let endpoint = if place.contains("://") { place.to_owned() } else { format!("file:{place}") };
+        let (repository, options) = text.split_once('?').unwrap_or((text, ""));
+        let endpoint =
+            if repository.contains("://") { repository.to_owned() } else { format!("file:{repository}") };
         let common = SinkCommon { endpoint: Some(endpoint), ..SinkCommon::default() };
         let remote = RemoteConfig::plan(&common, None)
             .map_err(|errors| errors.first().map_or_else(String::new, |error| error.problem.clone()))?;
         Ok(Self {
             remote,
-            settings: Arc::new(Settings::options(options, FileFormat::Yaml)?),
+            settings: Arc::new(LayoutSettings::options(options, ReadableFormat::Yaml)?),
             messages: Arc::default(),
             depth: 1,
             force: false,
@@ -129,11 +138,11 @@ impl Backend for Config {
         Self { name: name.into(), ..self }
     }
 
-    fn destination(&self, policy: &Policy) -> Destination {
+    fn destination(&self, policy: &SinkPolicy) -> Destination {
         Destination::new(format!("git:{}", self.remote.repository(policy)), [&*self.remote.branch])
     }
 
-    fn at(&self, destination: &Destination, policy: &Policy) -> Option<Self> {
+    fn at(&self, destination: &Destination, policy: &SinkPolicy) -> Option<Self> {
         let [branch] = destination.names_at(self.destination(policy).server())?;
         Some(Self { remote: self.remote.clone().with_branch(branch.to_owned()), ..self.clone() })
     }
@@ -142,9 +151,9 @@ impl Backend for Config {
     fn preview(&self, cluster: &str) -> Preview {
         let base = provisioned(self.create, "the branch is not made");
         let preview = layout::preview::preview(&self.settings, cluster, base);
-        let sample = Sample::new(cluster, false);
+        let sample = SampleRows::new(cluster, false);
         let batch = sample.batch();
-        let about = About {
+        let values = MessageValues {
             inventory: batch.inventory,
             sink: &self.name,
             generation: batch.generation,
@@ -154,7 +163,7 @@ impl Backend for Config {
             path: &self.settings.document_path(batch.inventory, batch.generation),
             changes: &message::changes(batch.delta, |_| None, |_| None),
         };
-        let text = self.messages.text(&about);
+        let text = self.messages.text(&values);
         let (subject, body) = text.trim_end().split_once("\n\n").unwrap_or((text.trim_end(), ""));
         let git = GitPreview {
             sample_commit_subject: Some(subject.to_owned()),
@@ -163,11 +172,11 @@ impl Backend for Config {
         Preview { git: Some(git), ..preview }
     }
 
-    fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>> {
+    fn check(&self, policy: &SinkPolicy) -> Result<(), Vec<SpecError>> {
         self.remote.check(policy)
     }
 
-    async fn open(&self, policy: &Policy, branches: &Branches) -> Result<Box<dyn Sink>, SinkError> {
+    async fn open(&self, policy: &SinkPolicy, branches: &Branches) -> Result<Box<dyn Sink>, SinkError> {
         Ok(Box::new(open(self.clone(), policy, branches).await?))
     }
 }
@@ -184,7 +193,7 @@ impl Branches {
         Self { mirrors, open: Mutex::default() }
     }
 
-    fn get(&self, key: Key) -> Result<Arc<Branch>, SinkError> {
+    fn get(&self, key: BranchKey) -> Result<Arc<Branch>, SinkError> {
         let mut branches = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         branches.retain(|branch| branch.strong_count() > 0);
         if let Some(branch) = branches.iter().filter_map(Weak::upgrade).find(|branch| branch.key == key) {
@@ -197,78 +206,84 @@ impl Branches {
 }
 
 /// Opens a branch. A repository in a directory is created if it is missing and the plan allows that.
-async fn open(config: Config, policy: &Policy, branches: &Branches) -> Result<GitSink, SinkError> {
-    let Config { remote, settings, messages, depth, force, create, name } = config;
-    if let Address::File(path) = &remote.address
+async fn open(config: GitConfig, policy: &SinkPolicy, branches: &Branches) -> Result<GitSink, SinkError> {
+    let GitConfig { remote, settings, messages, depth, force, create, name } = config;
+    if let RepositoryAddress::File(path) = &remote.address
         && create
     {
         let (path, branch, files) = (path.clone(), remote.branch.clone(), policy.files.clone());
-        tokio::task::spawn_blocking(move || make(&path, &branch, &files))
+        tokio::task::spawn_blocking(move || create_repository(&path, &branch, &files))
             .await
             .map_err(|error| SinkError::because(SinkReason::WriteFailed, "make a repository", error))??;
     }
-    let branch = branches.get(Key { remote, policy: policy.clone(), depth, force, create })?;
-    Ok(GitSink { branch, settings, messages, name, known: Mutex::default() })
+    let branch = branches.get(BranchKey { remote, policy: policy.clone(), depth, force, create })?;
+    Ok(GitSink { branch, settings, messages, name, known_trees: Mutex::default() })
 }
 
-fn make(path: &str, branch: &str, files: &crate::Files) -> Result<(), SinkError> {
+fn create_repository(path: &str, branch: &str, files: &crate::FilePolicy) -> Result<(), SinkError> {
     let attempt = format!("make the repository {path}");
-    let place = files
+    let directory = files
         .resolve(path)
         .map_err(|why| SinkError::new(SinkReason::Forbidden, format!("{attempt}: {why}")))?;
-    if place.exists() {
+    if directory.exists() {
         return Ok(());
     }
     // Create it under another name and rename it: a process that is killed leaves no incomplete repository here.
-    let name = place.file_name().unwrap_or_default().to_string_lossy();
-    let draft = place.with_file_name(format!(".{name}.{}-{}", std::process::id(), fastrand::u32(..)));
+    let name = directory.file_name().unwrap_or_default().to_string_lossy();
+    let draft = directory.with_file_name(format!(".{name}.{}-{}", std::process::id(), fastrand::u32(..)));
     let mut options = git2::RepositoryInitOptions::new();
     options.bare(true).no_reinit(true).initial_head(branch);
     let failed = |error: Box<dyn std::error::Error + Send + Sync>| {
         SinkError::because(SinkReason::WriteFailed, attempt.clone(), error)
     };
     git2::Repository::init_opts(&draft, &options).map_err(|error| failed(error.into()))?;
-    let renamed = std::fs::rename(&draft, &place);
+    let renamed = std::fs::rename(&draft, &directory);
     if renamed.is_err() {
         std::fs::remove_dir_all(&draft).ok();
     }
     // Another process may have created it first.
-    if place.exists() { Ok(()) } else { renamed.map_err(|error| failed(error.into())) }
+    if directory.exists() { Ok(()) } else { renamed.map_err(|error| failed(error.into())) }
 }
 
 /// A branch as a sink.
 pub(crate) struct GitSink {
     branch: Arc<Branch>,
-    settings: Arc<Settings>,
-    messages: Arc<Messages>,
+    settings: Arc<LayoutSettings>,
+    messages: Arc<CommitMessages>,
     name: String,
-    /// The books of inventories as last read or written by this sink. If they differ, the files were changed by others.
-    known: Mutex<HashMap<InventoryId, Option<Oid>>>,
+    /// The ids of the trees that hold the manifests, as last read or written by this sink; `None`: there was none. A
+    /// different id means that the files were changed by others.
+    known_trees: Mutex<HashMap<InventoryId, Option<Oid>>>,
 }
 
 impl GitSink {
-    async fn run(&self, inventory: &InventoryId, claim: &Claim, task: Task) -> Result<Receipt, SinkError> {
-        let work = Work {
+    async fn run(
+        &self,
+        inventory: &InventoryId,
+        claim: &Claim,
+        operation: WriteKind,
+    ) -> Result<Receipt, SinkError> {
+        let request = InventoryWrite {
             inventory: inventory.clone(),
             claim: claim.clone(),
             settings: self.settings.clone(),
             messages: self.messages.clone(),
-            // With force, commits of others are dropped, so changed books are expected and not compared.
-            known: match self.known().get(inventory) {
-                Some(books) if !self.branch.key.force => Known::Books(*books),
-                _ => Known::Nothing,
+            // With force, commits of others are dropped, so a changed manifest is expected and not compared.
+            known: match self.known_trees().get(inventory) {
+                Some(tree) if !self.branch.key.force => KnownManifest::Tree(*tree),
+                _ => KnownManifest::Unknown,
             },
-            task,
+            operation,
         };
         // Removed first: after a failure the state of the branch is unknown.
-        self.known().remove(inventory);
-        let Done { receipt, books } = self.branch.run(work).await?;
-        self.known().insert(inventory.clone(), books);
+        self.known_trees().remove(inventory);
+        let WriteResult { receipt, manifest_tree } = self.branch.run(request).await?;
+        self.known_trees().insert(inventory.clone(), manifest_tree);
         Ok(receipt)
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, HashMap<InventoryId, Option<Oid>>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn known_trees(&self) -> std::sync::MutexGuard<'_, HashMap<InventoryId, Option<Oid>>> {
+        self.known_trees.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -287,8 +302,8 @@ impl Sink for GitSink {
     }
 
     async fn baseline(&self, inventory: &InventoryId) -> Result<Baseline, SinkError> {
-        let (baseline, books) = self.branch.baseline(inventory, &self.settings).await?;
-        self.known().insert(inventory.clone(), books);
+        let (baseline, manifest_tree) = self.branch.baseline(inventory, &self.settings).await?;
+        self.known_trees().insert(inventory.clone(), manifest_tree);
         Ok(baseline)
     }
 
@@ -301,17 +316,17 @@ impl Sink for GitSink {
     }
 
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
-        let task = Task::Write {
+        let operation = WriteKind::Write {
             delta: batch.delta.clone(),
             sink: self.name.clone(),
             generation: batch.generation,
             part_bytes: batch.part_bytes,
         };
-        self.run(batch.inventory, batch.claim, task).await
+        self.run(batch.inventory, batch.claim, operation).await
     }
 
     async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
-        self.run(inventory, claim, Task::Forget).await?;
+        self.run(inventory, claim, WriteKind::Forget).await?;
         // The claim is released last: if this run is interrupted, the next one repeats it.
         self.branch.release(inventory, claim).await
     }

@@ -1,8 +1,8 @@
 //! How the rows of an inventory become files: in how many, where, and in which format.
 //!
 //! The files are the state: a write reads what it must keep, applies a delta and writes the files that
-//! differ. [`draft`] computes that without any I/O; [`keeper`] applies it to a store, together with the
-//! [`manifest`] of each inventory, which names its files. A path that a manifest names belongs to that
+//! differ. `draft` computes that without any I/O; [`file_sink`] applies it to a store, together with the
+//! `manifest` of each inventory, which names its files. A path that a manifest names belongs to that
 //! inventory alone: [`path_owners`].
 
 use std::path::Path;
@@ -10,7 +10,7 @@ use std::path::Path;
 use kollect_model::{
     SpecError,
     crd::sinks::{
-        Compression, Format, GroupInPath, KollectSnapshotSinkSpec, LayoutContent, LayoutMode,
+        Compression, FileFormat, GroupInPath, KollectSnapshotSinkSpec, LayoutContent, LayoutMode,
         SnapshotSinkType,
     },
 };
@@ -22,28 +22,28 @@ pub mod blobs;
 pub(crate) mod chunks;
 mod claims;
 pub(crate) mod draft;
+pub mod file_sink;
 mod fingerprint;
 pub(crate) mod foreign;
 mod json_text;
-pub mod keeper;
 pub(crate) mod manifest;
 pub mod path_owners;
 pub(crate) mod paths;
 pub(crate) mod preview;
 mod row_paths;
 
-use paths::Template;
+use paths::PathTemplate;
 
 /// Everything that a spec says about files.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct LayoutSettings {
     mode: Option<LayoutMode>,
     content: Option<LayoutContent>,
-    format: FileFormat,
+    format: ReadableFormat,
     gzip: bool,
-    documents: Template,
-    rows: Template,
-    index: Option<Template>,
+    documents: PathTemplate,
+    rows: PathTemplate,
+    index: Option<PathTemplate>,
     group_in_path: GroupInPath,
     lowercase_kind: bool,
     max_segment: usize,
@@ -52,7 +52,7 @@ pub struct Settings {
 /// The formats that can be read back and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum FileFormat {
+pub enum ReadableFormat {
     /// The export document; rows are indented JSON.
     Json,
     /// YAML: rows in a list.
@@ -61,7 +61,7 @@ pub enum FileFormat {
     Ndjson,
 }
 
-impl FileFormat {
+impl ReadableFormat {
     fn extension(self) -> &'static str {
         match self {
             Self::Json => ".json",
@@ -73,25 +73,25 @@ impl FileFormat {
 
 /// The form of an inventory's files. Settings that the spec leaves open are decided from the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Shape {
+pub(crate) struct LayoutShape {
     /// Whether all rows are in documents.
     pub(crate) document: bool,
     index: bool,
     content: LayoutContent,
-    format: FileFormat,
+    format: ReadableFormat,
     gzip: bool,
 }
 
-impl Settings {
+impl LayoutSettings {
     /// One document per inventory, at the default path.
-    pub fn document(format: FileFormat) -> Self {
+    pub fn document(format: ReadableFormat) -> Self {
         Self {
             mode: Some(LayoutMode::Document),
             content: None,
             format,
             gzip: false,
-            documents: Template::new("inventory/{namespace}/{name}{extension}"),
-            rows: Template::new(row_paths::DEFAULT_TEMPLATE),
+            documents: PathTemplate::new("inventory/{namespace}/{name}{extension}"),
+            rows: PathTemplate::new(row_paths::DEFAULT_TEMPLATE),
             index: None,
             group_in_path: GroupInPath::Auto,
             lowercase_kind: true,
@@ -106,15 +106,15 @@ impl Settings {
     }
 
     /// Parses the options of a command line: `layout=perResource&format=yaml`.
-    pub(crate) fn options(options: &str, mut format: FileFormat) -> Result<Self, String> {
-        let mut tree = false;
+    pub(crate) fn options(options: &str, mut format: ReadableFormat) -> Result<Self, String> {
+        let mut per_resource = false;
         for option in options.split('&').filter(|option| !option.is_empty()) {
             match option.split_once('=') {
-                Some(("layout", "document")) => tree = false,
-                Some(("layout", "perResource")) => tree = true,
-                Some(("format", "json")) => format = FileFormat::Json,
-                Some(("format", "yaml")) => format = FileFormat::Yaml,
-                Some(("format", "ndjson")) => format = FileFormat::Ndjson,
+                Some(("layout", "document")) => per_resource = false,
+                Some(("layout", "perResource")) => per_resource = true,
+                Some(("format", "json")) => format = ReadableFormat::Json,
+                Some(("format", "yaml")) => format = ReadableFormat::Yaml,
+                Some(("format", "ndjson")) => format = ReadableFormat::Ndjson,
                 _ => {
                     return Err(format!(
                         "has an option that is not known, {option}; write layout=document or layout=perResource, \
@@ -124,31 +124,33 @@ impl Settings {
             }
         }
         let settings = Self::document(format);
-        Ok(if tree { settings.per_resource() } else { settings })
+        Ok(if per_resource { settings.per_resource() } else { settings })
     }
 
     /// The settings of a spec, or everything that is wrong with it.
     pub fn plan(spec: &KollectSnapshotSinkSpec) -> Result<Self, Vec<SpecError>> {
         let mut errors = Vec::new();
         let format = match spec.format() {
-            Format::Json => FileFormat::Json,
-            Format::Yaml => FileFormat::Yaml,
-            Format::Ndjson => FileFormat::Ndjson,
-            other @ (Format::Parquet | Format::Csv) => {
-                let field = match spec.common.serialization.as_ref().and_then(|s| s.format) {
-                    Some(_) => "spec.serialization.format",
-                    None => "spec.objectStore.format",
-                };
+            FileFormat::Json => ReadableFormat::Json,
+            FileFormat::Yaml => ReadableFormat::Yaml,
+            FileFormat::Ndjson => ReadableFormat::Ndjson,
+            other @ (FileFormat::Parquet | FileFormat::Csv) => {
+                let field =
+                    match spec.common.serialization.as_ref().and_then(|serialization| serialization.format) {
+                        Some(_) => "spec.serialization.format",
+                        None => "spec.objectStore.format",
+                    };
                 let problem = "is not available in this build: write json, yaml or ndjson";
                 errors.push(SpecError::new(field, &json!(other), problem));
-                FileFormat::Json
+                ReadableFormat::Json
             }
         };
         let mut settings = Self::document(format);
         let layout = spec.common.layout.clone().unwrap_or_default();
         settings.mode = layout.mode;
         settings.content = layout.content;
-        let compression = spec.common.serialization.as_ref().and_then(|s| s.compression);
+        let compression =
+            spec.common.serialization.as_ref().and_then(|serialization| serialization.compression);
         let in_git = matches!(spec.type_, SnapshotSinkType::Git | SnapshotSinkType::Gitlab);
         settings.gzip = match compression {
             None | Some(Compression::None) => false,
@@ -162,7 +164,9 @@ impl Settings {
                     _ => Some("is only for format parquet: write gzip or none"),
                 };
                 errors.extend(
-                    problem.map(|p| SpecError::new("spec.serialization.compression", &json!(other), p)),
+                    problem.map(|problem| {
+                        SpecError::new("spec.serialization.compression", &json!(other), problem)
+                    }),
                 );
                 true
             }
@@ -174,10 +178,11 @@ impl Settings {
                 "has no effect in mode document, which holds items: remove it, or write perResource";
             errors.push(SpecError::new("spec.layout.content", &json!(content), problem));
         }
-        let mut template = |field: &str, text: &Option<String>, default: &Template| match text.as_deref() {
+        let mut template = |field: &str, text: &Option<String>, default: &PathTemplate| match text.as_deref()
+        {
             None | Some("") => default.clone(),
-            Some(text) => match paths::problem(text) {
-                None => Template::new(text),
+            Some(text) => match paths::template_problem(text) {
+                None => PathTemplate::new(text),
                 Some(problem) => {
                     errors.push(SpecError::new(field, &json!(text), problem));
                     default.clone()
@@ -197,8 +202,9 @@ impl Settings {
         settings.group_in_path = filename.group_in_path.unwrap_or(GroupInPath::Auto);
         settings.lowercase_kind = filename.lowercase_kind.unwrap_or(true);
         // With extension and suffix, a longer segment would exceed the limit of file systems.
-        settings.max_segment =
-            filename.max_segment_length.map_or(63, |n| usize::try_from(n).unwrap_or(1).clamp(1, 180));
+        settings.max_segment = filename
+            .max_segment_length
+            .map_or(63, |length| usize::try_from(length).unwrap_or(1).clamp(1, 180));
         if errors.is_empty() { Ok(settings) } else { Err(errors) }
     }
 
@@ -213,16 +219,21 @@ impl Settings {
         inventory: &kollect_model::batch::InventoryId,
         generation: i64,
     ) -> String {
-        paths::document(&self.documents, self, inventory, generation).whole()
+        paths::document(&self.documents, self, inventory, generation).full_path()
     }
 
-    /// Decides the settings that the spec leaves open. `whole` tells for each row whether it is a whole object.
-    fn shape(&self, mut whole: impl ExactSizeIterator<Item = bool>) -> Shape {
-        let objects = self.mode.is_none() && whole.len() > 0 && whole.all(|whole| whole);
-        let mode = self.mode.unwrap_or(if objects { LayoutMode::PerResource } else { LayoutMode::Document });
+    /// Decides the settings that the spec leaves open. `are_whole` has for each row whether it is a whole object.
+    fn shape(&self, mut are_whole: impl ExactSizeIterator<Item = bool>) -> LayoutShape {
+        let only_whole_objects =
+            self.mode.is_none() && are_whole.len() > 0 && are_whole.all(|is_whole| is_whole);
+        let mode = self.mode.unwrap_or(if only_whole_objects {
+            LayoutMode::PerResource
+        } else {
+            LayoutMode::Document
+        });
         let document = mode == LayoutMode::Document;
-        let default = if objects { LayoutContent::Manifest } else { LayoutContent::Item };
-        Shape {
+        let default = if only_whole_objects { LayoutContent::Manifest } else { LayoutContent::Item };
+        LayoutShape {
             document,
             index: mode == LayoutMode::Split && self.index.is_some(),
             content: if document { LayoutContent::Item } else { self.content.unwrap_or(default) },
@@ -236,7 +247,7 @@ impl Settings {
 pub(crate) fn advice(spec: &KollectSnapshotSinkSpec) -> Vec<String> {
     let template = Path::new(spec.common.path_template.as_deref().unwrap_or_default());
     let is_json = template.extension().is_some_and(|extension| extension == "json");
-    if is_json && spec.format() != Format::Json {
+    if is_json && spec.format() != FileFormat::Json {
         vec!["spec.pathTemplate ends with .json, and the format is another".into()]
     } else {
         Vec::new()

@@ -1,6 +1,6 @@
 //! Destinations for rows.
 //!
-//! [`BACKENDS`] is the only place that knows which backends exist. A type that this build does not contain is
+//! `BACKENDS` is the only list of backends. A type that this build does not contain is
 //! refused by name, never skipped. [`plan`] turns a spec into a [`Plan`], [`Plan::with_secrets`] adds the
 //! contents of Secrets, [`Sinks::open`] connects.
 
@@ -49,23 +49,23 @@ pub mod sqlite;
 #[cfg(feature = "tls")]
 mod tls;
 
-pub use backend::{Backend, FamilySpec, Out, Plan, SinkSettings};
-pub use dial::{ApiServer, Cidr, Guard, Network, Refusal, ResolveError};
-pub use policy::{Files, Policy, real_path};
+pub use backend::{Backend, FamilySpec, OutScheme, Plan, SinkSettings};
+pub use dial::{AddressGuard, ApiServer, Cidr, Network, RefusedAddress, ResolveError};
+pub use policy::{FilePolicy, SinkPolicy, real_path};
 pub use secrets::Secrets;
 
 /// The backends of this build, by type.
-static BACKENDS: &[backend::Entry] = &[
+static BACKENDS: &[backend::BackendEntry] = &[
     #[cfg(feature = "filesystem")]
-    backend::Entry::of::<filesystem::Config>(),
+    backend::BackendEntry::of::<filesystem::FilesystemConfig>(),
     #[cfg(feature = "git")]
-    backend::Entry::of::<git::Config>(),
+    backend::BackendEntry::of::<git::GitConfig>(),
     #[cfg(feature = "nats")]
-    backend::Entry::of::<nats::Config>(),
+    backend::BackendEntry::of::<nats::NatsConfig>(),
     #[cfg(feature = "postgres")]
-    backend::Entry::of::<postgres::Config>(),
+    backend::BackendEntry::of::<postgres::PostgresConfig>(),
     #[cfg(feature = "sqlite")]
-    backend::Entry::of::<sqlite::Config>(),
+    backend::BackendEntry::of::<sqlite::SqliteConfig>(),
 ];
 
 const _: () = assert!(!BACKENDS.is_empty(), "select at least one sink, such as --features sqlite");
@@ -91,11 +91,11 @@ pub fn advice(spec: &SinkSpec) -> Vec<String> {
 /// The plan of a destination on a command line, such as `sqlite:inventory.db` or `postgres://me@db/shop`.
 /// An error does not repeat the text, which may hold a password: print [`destination_name`] beside it.
 pub fn plan_out(text: &str) -> Result<Plan, String> {
-    let (scheme, rest) = text.split_once(':').unwrap_or((text, ""));
-    let is_named = |out: Out| out.schemes.contains(&scheme);
+    let (scheme, remaining) = text.split_once(':').unwrap_or((text, ""));
+    let is_named = |out: OutScheme| out.schemes.contains(&scheme);
     match BACKENDS.iter().find(|backend| backend.out.is_some_and(is_named)) {
         Some(backend) => (backend.plan_out)(text),
-        None if rest.is_empty() => Err(format!("is not a destination; write {}", out_forms())),
+        None if remaining.is_empty() => Err(format!("is not a destination; write {}", out_forms())),
         None => Err(format!("{scheme} is not available in this build; write {}", out_forms())),
     }
 }
@@ -108,12 +108,12 @@ pub fn out_forms() -> String {
 
 /// A destination of a command line for printing: URLs without user, password and options.
 pub fn destination_name(text: &str) -> String {
-    let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
-    let address = rest.split_once('?').map_or(rest, |(address, _)| address);
+    let Some((scheme, remaining)) = text.split_once("://") else { return text.to_owned() };
+    let address = remaining.split_once('?').map_or(remaining, |(address, _)| address);
     match address.rsplit_once('@') {
-        Some((_, place)) => format!("{scheme}://{place}"),
+        Some((_, without_user)) => format!("{scheme}://{without_user}"),
         // A password may contain a question mark: then nothing before it is safe to print.
-        None if rest.contains('@') => format!("{scheme}://…"),
+        None if remaining.contains('@') => format!("{scheme}://…"),
         None => format!("{scheme}://{address}"),
     }
 }
@@ -151,13 +151,13 @@ impl Sinks {
     }
 
     /// Opens what a plan describes, within a policy.
-    pub async fn open(&self, plan: &Plan, policy: &Policy) -> Result<Box<dyn Sink>, SinkError> {
+    pub async fn open(&self, plan: &Plan, policy: &SinkPolicy) -> Result<Box<dyn Sink>, SinkError> {
         plan.open(policy, &*self.clients[plan.type_name()]).await
     }
 }
 
 /// Opens what a plan describes, within a policy, with connections of its own.
-pub async fn open(plan: &Plan, policy: &Policy) -> Result<Box<dyn Sink>, SinkError> {
+pub async fn open(plan: &Plan, policy: &SinkPolicy) -> Result<Box<dyn Sink>, SinkError> {
     Sinks::default().open(plan, policy).await
 }
 

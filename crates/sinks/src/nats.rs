@@ -17,8 +17,8 @@ use kollect_model::{
 };
 
 use crate::{
-    Backend, Network, Policy, Secrets, SinkSettings, preview::provisioned, sample::Sample,
-    secrets::ClientCertificate, tls::Trust,
+    Backend, Network, Secrets, SinkPolicy, SinkSettings, preview::provisioned, sample::SampleRows,
+    secrets::ClientCertificate, tls::ServerTrust,
 };
 
 mod connect;
@@ -30,8 +30,8 @@ mod snapshot;
 mod stream;
 mod subjects;
 
-use connect::{Address, Connection};
-use stream::Stream;
+use connect::{Connection, ServerAddress};
+use stream::StreamProperties;
 
 const NATS_REF: &str = "spec.nats.secretRef";
 const SECRET_REF: &str = "spec.secretRef";
@@ -43,22 +43,22 @@ const MARKER_TTL: Duration = Duration::from_hours(24);
 
 /// The configuration of a sink: subjects, stream and servers.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Config {
-    servers: Vec<Address>,
+pub struct NatsConfig {
+    servers: Vec<ServerAddress>,
     subject: String,
     stream: String,
     mode: EventMode,
     create: bool,
     marker_ttl: Duration,
-    trust: Trust,
+    trust: ServerTrust,
     /// The field that names the Secret with credentials.
     secret: Option<&'static str>,
-    credentials: Credentials,
+    credentials: NatsCredentials,
 }
 
 /// The credentials of the client.
 #[derive(Clone, Default, PartialEq, Eq)]
-struct Credentials {
+struct NatsCredentials {
     /// Whether the Secret has been read, or there is none.
     read: bool,
     token: Option<String>,
@@ -68,7 +68,7 @@ struct Credentials {
 }
 
 /// Prints no credentials.
-impl fmt::Debug for Config {
+impl fmt::Debug for NatsConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Config")
             .field("servers", &self.servers)
@@ -80,7 +80,7 @@ impl fmt::Debug for Config {
     }
 }
 
-impl Backend for Config {
+impl Backend for NatsConfig {
     const TYPE: &'static str = "nats";
     type Spec = KollectEventSinkSpec;
     type Clients = ();
@@ -99,7 +99,7 @@ impl Backend for Config {
             (None, None) => ("spec.nats.url", ""),
         };
         // The text may hold a password, so the error does not repeat it.
-        let servers = Address::parse_list(url).unwrap_or_else(|problem| {
+        let servers = ServerAddress::parse_list(url).unwrap_or_else(|problem| {
             errors.push(SpecError::absent(field, problem));
             Vec::new()
         });
@@ -110,9 +110,9 @@ impl Backend for Config {
         if let Err(problem) = stream::check_name(&stream) {
             errors.push(SpecError::new("spec.nats.stream", &stream.as_str().into(), problem));
         }
-        let trust = Trust::plan(spec.common.tls.as_ref()).unwrap_or_else(|error| {
+        let trust = ServerTrust::plan(spec.common.tls.as_ref()).unwrap_or_else(|error| {
             errors.push(error);
-            Trust::default()
+            ServerTrust::default()
         });
         if !errors.is_empty() {
             return Err(errors);
@@ -122,7 +122,8 @@ impl Backend for Config {
             (None, Some(_)) => Some(SECRET_REF),
             (None, None) => None,
         };
-        let provisioning = spec.common.provisioning.as_ref().and_then(|p| p.mode).unwrap_or_default();
+        let provisioning =
+            spec.common.provisioning.as_ref().and_then(|provisioning| provisioning.mode).unwrap_or_default();
         Ok(Self {
             servers,
             subject: nats.subject.clone(),
@@ -132,20 +133,20 @@ impl Backend for Config {
             marker_ttl: MARKER_TTL,
             trust,
             secret,
-            credentials: Credentials { read: secret.is_none(), ..Credentials::default() },
+            credentials: NatsCredentials { read: secret.is_none(), ..NatsCredentials::default() },
         })
     }
 
     fn with_secrets(mut self, secrets: &Secrets) -> Result<Self, Vec<SpecError>> {
         if let Some(field) = self.secret {
-            self.credentials = Credentials::read(secrets, field)
+            self.credentials = NatsCredentials::read(secrets, field)
                 .map_err(|problem| vec![SpecError::absent(field, format!("the Secret {problem}"))])?;
         }
         self.trust = self.trust.with_secrets(secrets).map_err(|error| vec![error])?;
         Ok(self)
     }
 
-    fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>> {
+    fn check(&self, policy: &SinkPolicy) -> Result<(), Vec<SpecError>> {
         let errors: Vec<SpecError> = self
             .servers
             .iter()
@@ -159,7 +160,7 @@ impl Backend for Config {
 
     /// Previews a message.
     fn preview(&self, cluster: &str) -> Preview {
-        let sample = Sample::new(cluster, false);
+        let sample = SampleRows::new(cluster, false);
         let sent = match self.mode {
             EventMode::Rows => rows::sample(&self.subject, &sample.batch()),
             EventMode::Snapshot => snapshot::sample(&self.subject, &sample.batch()),
@@ -174,24 +175,24 @@ impl Backend for Config {
         Preview { nats: Some(nats), ..base }
     }
 
-    fn destination(&self, _policy: &Policy) -> Destination {
+    fn destination(&self, _policy: &SinkPolicy) -> Destination {
         let mut servers: Vec<String> =
             self.servers.iter().map(|server| server.to_string().to_lowercase()).collect();
         servers.sort();
         Destination::new(format!("nats://{}", servers.join(",")), [&*self.stream, &*self.subject])
     }
 
-    fn at(&self, destination: &Destination, policy: &Policy) -> Option<Self> {
+    fn at(&self, destination: &Destination, policy: &SinkPolicy) -> Option<Self> {
         let [stream, subject] = destination.names_at(self.destination(policy).server())?;
         Some(Self { stream: stream.to_owned(), subject: subject.to_owned(), ..self.clone() })
     }
 
-    async fn open(&self, policy: &Policy, (): &()) -> Result<Box<dyn Sink>, SinkError> {
+    async fn open(&self, policy: &SinkPolicy, (): &()) -> Result<Box<dyn Sink>, SinkError> {
         open(self, &policy.network).await
     }
 }
 
-impl Config {
+impl NatsConfig {
     /// The plan with another time for removals to stay in the stream; whole seconds, at least one.
     #[must_use]
     pub fn with_marker_ttl(mut self, ttl: Duration) -> Self {
@@ -200,7 +201,7 @@ impl Config {
     }
 }
 
-impl Credentials {
+impl NatsCredentials {
     fn read(secrets: &Secrets, field: &str) -> Result<Self, String> {
         let text = |key: &str| secrets.text(field, key);
         let user = match (text("username")?, text("password")?) {
@@ -219,13 +220,13 @@ impl Credentials {
 }
 
 /// Connects, and creates the stream or adds the subject to it unless the plan says that both must exist.
-async fn open(config: &Config, network: &Network) -> Result<Box<dyn Sink>, SinkError> {
+async fn open(config: &NatsConfig, network: &Network) -> Result<Box<dyn Sink>, SinkError> {
     if let Some(field) = config.secret.filter(|_| !config.credentials.read) {
         let why = format!("connect to NATS: the Secret of {field} has not been read");
         return Err(SinkError::new(SinkReason::Missing, why));
     }
     let connection = Connection::open(config, network).await?;
-    let stream = Stream::prepare(&connection, config).await?;
+    let stream = StreamProperties::prepare(&connection, config).await?;
     Ok(match config.mode {
         EventMode::Rows => Box::new(rows::RowSink::new(connection, stream, config)),
         EventMode::Snapshot => Box::new(snapshot::SnapshotSink::new(connection, stream, config)),

@@ -7,13 +7,13 @@
 use std::collections::HashMap;
 
 use kollect_model::{
-    batch::{InventoryId, Refusal},
+    batch::{InventoryId, RefusedRow},
     row::{Row, RowKey},
 };
 
 /// The key that a table has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Key {
+pub(crate) enum TableKey {
     /// [`crate::columns::KEY`].
     Current,
     /// [`crate::columns::OLD_KEY`].
@@ -29,7 +29,7 @@ pub(crate) fn fit<'a>(
     inventory: &InventoryId,
     rows: &[&'a Row],
     held: &HeldKinds,
-) -> (Vec<&'a Row>, Vec<Refusal>) {
+) -> (Vec<&'a Row>, Vec<RefusedRow>) {
     let mut taken: HashMap<(&str, &str), (&str, &str)> = held
         .iter()
         .map(|((target, uid), (group, kind))| {
@@ -39,11 +39,11 @@ pub(crate) fn fit<'a>(
     let mut in_order: Vec<&RowKey> = rows.iter().map(|row| &row.key).collect();
     in_order.sort_unstable();
     for key in in_order {
-        taken.entry(place(key)).or_insert((&key.group, &key.kind));
+        taken.entry(differing_part(key)).or_insert((&key.group, &key.kind));
     }
     let (mut fitting, mut refused) = (Vec::with_capacity(rows.len()), Vec::new());
     for row in rows {
-        match taken.get(&place(&row.key)) {
+        match taken.get(&differing_part(&row.key)) {
             Some((group, kind)) if (*group, *kind) != (&*row.key.group, &*row.key.kind) => {
                 refused.push(refusal(inventory, row, group, kind));
             }
@@ -54,11 +54,11 @@ pub(crate) fn fit<'a>(
 }
 
 /// The part of the old key that differs between rows of one inventory.
-pub(crate) fn place(key: &RowKey) -> (&str, &str) {
+pub(crate) fn differing_part(key: &RowKey) -> (&str, &str) {
     (&key.target.name, &key.uid)
 }
 
-fn refusal(inventory: &InventoryId, row: &Row, group: &str, kind: &str) -> Refusal {
+fn refusal(inventory: &InventoryId, row: &Row, group: &str, kind: &str) -> RefusedRow {
     let why = format!(
         "write inventory {inventory}: {} is {}, and the table has a row of {} with the same UID: its primary \
          key lacks api_group and kind",
@@ -66,7 +66,7 @@ fn refusal(inventory: &InventoryId, row: &Row, group: &str, kind: &str) -> Refus
         kind_and_group(&row.key.kind, &row.key.group),
         kind_and_group(kind, group),
     );
-    Refusal { key: row.key.clone(), why }
+    RefusedRow { key: row.key.clone(), why }
 }
 
 fn kind_and_group(kind: &str, group: &str) -> String {
@@ -74,9 +74,9 @@ fn kind_and_group(kind: &str, group: &str) -> String {
 }
 
 /// The warning about a table with the old key.
-pub(crate) fn warning(table: &str, what_helps: &str) -> String {
+pub(crate) fn warning(table: &str, advice: &str) -> String {
     format!(
         "{table} has a primary key without api_group and kind, so of an object that is served in two API \
-         groups only one row can be written; {what_helps}"
+         groups only one row can be written; {advice}"
     )
 }

@@ -14,16 +14,16 @@ use crate::Network;
 
 /// Restrictions for all sinks. By default there are none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Policy {
+pub struct SinkPolicy {
     /// Where sinks may connect to.
     pub network: Network,
     /// Where sinks may keep files.
-    pub files: Files,
+    pub files: FilePolicy,
 }
 
 /// Where sinks may keep files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Files {
+pub enum FilePolicy {
     /// Wherever the user who runs the program may.
     #[default]
     Anywhere,
@@ -33,7 +33,7 @@ pub enum Files {
     Refused,
 }
 
-impl Files {
+impl FilePolicy {
     /// Checks a path without accessing any file.
     pub fn check(&self, path: &str) -> Result<(), String> {
         match self {
@@ -58,7 +58,7 @@ impl Files {
         if names == 0 { Err("names no file".into()) } else { Ok(()) }
     }
 
-    /// The absolute path of a path in a spec. In the operator no file is accessed: [`Files::resolve`] does that
+    /// The absolute path of a path in a spec. In the operator no file is accessed: [`FilePolicy::resolve`] does that
     /// when a sink is opened. The command line follows its user's symbolic links, so that two names of one file
     /// are one destination.
     pub fn absolute(&self, path: &str) -> PathBuf {
@@ -70,7 +70,7 @@ impl Files {
         real.unwrap_or_else(|_| path.into())
     }
 
-    /// The real path of a path in a spec. With [`Files::Below`] it must not go through symbolic links, so that one
+    /// The real path of a path in a spec. With [`FilePolicy::Below`] it must not go through symbolic links, so that one
     /// file has one path. Creates nothing.
     pub fn resolve(&self, path: &str) -> Result<PathBuf, String> {
         self.check(path)?;
@@ -147,14 +147,14 @@ mod tests {
         let outside = tempfile::tempdir().unwrap();
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap();
-        let files = Files::Below(root.clone());
+        let files = FilePolicy::Below(root.clone());
         fs::create_dir(root.join("team")).unwrap();
         fs::write(root.join("team/old.db"), "").unwrap();
         symlink(outside.path(), root.join("out")).unwrap();
         symlink(outside.path().join("absent"), root.join("dangling.db")).unwrap();
         symlink(root.join("team"), root.join("in")).unwrap();
         symlink(".", root.join("self")).unwrap();
-        for (path, place) in [
+        for (path, resolved) in [
             ("x.db", "x.db"),
             ("./x.db", "x.db"),
             ("team/x.db", "team/x.db"),
@@ -162,7 +162,7 @@ mod tests {
             ("new/er/x.db", "new/er/x.db"),
             ("file:x.db", "file:x.db"),
         ] {
-            assert_eq!(files.resolve(path), Ok(root.join(place)), "{path}");
+            assert_eq!(files.resolve(path), Ok(root.join(resolved)), "{path}");
         }
         for (path, part, at_admission) in [
             ("", "names no file", true),
@@ -187,19 +187,19 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_not_there_yet_bounds_as_well() {
+    fn a_root_directory_that_does_not_exist_yet_limits_paths_too() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap().join("later/team");
-        assert_eq!(Files::Below(root.clone()).resolve("x.db"), Ok(root.join("x.db")));
+        assert_eq!(FilePolicy::Below(root.clone()).resolve("x.db"), Ok(root.join("x.db")));
         assert!(!root.exists(), "nothing is created");
     }
 
     #[test]
-    fn without_bounds_paths_are_the_users() {
+    fn without_a_root_directory_paths_are_used_as_written() {
         for path in ["x.db", "../x.db", "/tmp/x.db"] {
-            assert_eq!(Files::Anywhere.resolve(path), Ok(path.into()));
+            assert_eq!(FilePolicy::Anywhere.resolve(path), Ok(path.into()));
         }
-        for refused in [Files::Refused.resolve("x.db").map(drop), Files::Refused.check("x.db")] {
+        for refused in [FilePolicy::Refused.resolve("x.db").map(drop), FilePolicy::Refused.check("x.db")] {
             assert_eq!(refused.unwrap_err(), "the operator was started without --file-sink-root");
         }
     }

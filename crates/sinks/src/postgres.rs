@@ -16,7 +16,7 @@ use std::{
 use async_trait::async_trait;
 use futures::TryStreamExt as _;
 use kollect_model::{
-    batch::{Baseline, Batch, InventoryId, Receipt, Refusal},
+    batch::{Baseline, Batch, InventoryId, Receipt, RefusedRow},
     claim::{Claim, Claimant},
     row::{RowKey, TargetId},
     sink::{Atomicity, Sink, SinkError, SinkReason},
@@ -24,9 +24,9 @@ use kollect_model::{
 use tokio::time::{error::Elapsed, timeout};
 use tokio_postgres::{Client, Statement, Transaction};
 
-use crate::{Network, columns::Held};
+use crate::{Network, columns::HeldRow};
 
-mod binding;
+mod channel_binding;
 mod claims;
 mod config;
 mod dsn;
@@ -39,13 +39,13 @@ mod tables;
 mod tls;
 mod write;
 
-pub use config::Config;
-use failure::Failure;
+pub use config::PostgresConfig;
+use failure::PostgresError;
 pub use pool::Pools;
-use pool::{Lease, Pool};
-use session::{Server, Statements};
+use pool::{Pool, PooledSession};
+use session::{PostgresServer, Statements};
 use tables::Tables;
-use write::Applied;
+use write::AppliedToTable;
 
 /// Limit for opening a session, from the first packet to a usable session.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
@@ -64,8 +64,12 @@ pub struct PostgresSink {
 
 impl PostgresSink {
     /// Connects, and creates or migrates the tables unless the plan says that they must exist.
-    pub(crate) async fn open(config: Config, network: &Network, pools: &Pools) -> Result<Self, SinkError> {
-        let Config { tables, create, trust, identity, server } = config;
+    pub(crate) async fn open(
+        config: PostgresConfig,
+        network: &Network,
+        pools: &Pools,
+    ) -> Result<Self, SinkError> {
+        let PostgresConfig { tables, create, trust, identity, server } = config;
         let Some(dsn) = server else {
             let why = format!(
                 "connect to PostgreSQL for table {tables}: the Secret of {} has not been read",
@@ -73,60 +77,61 @@ impl PostgresSink {
             );
             return Err(SinkError::new(SinkReason::Missing, why));
         };
-        let pool = pools.of(Server { dsn, trust, identity, network: network.clone() });
+        let pool = pools.of(PostgresServer { dsn, trust, identity, network: network.clone() });
         let warned = AtomicBool::new(false);
         let sink = Self { tables, create, network: network.clone(), pool, warned };
-        let mut lease = sink.pool.lease(network, &sink.connecting()).await?;
-        let outcome = timeout(ANSWER_LIMIT, tables::prepare(&mut lease.session.client, &sink.tables, create));
+        let mut pooled = sink.pool.acquire(network, &sink.connect_attempt()).await?;
+        let outcome =
+            timeout(ANSWER_LIMIT, tables::prepare(&mut pooled.session.client, &sink.tables, create));
         let outcome = outcome.await;
-        sink.settle("prepare", lease, outcome)?;
+        sink.end_session("prepare", pooled, outcome)?;
         // Prepare the statements now, so that an error in them is reported here and not at the first write.
-        let (lease, _) = sink.lease().await?;
-        lease.give_back();
+        let (pooled, _) = sink.prepared_session().await?;
+        pooled.give_back();
         Ok(sink)
     }
 
-    fn connecting(&self) -> String {
+    fn connect_attempt(&self) -> String {
         format!("connect to PostgreSQL for table {}", self.tables)
     }
 
     /// A session with the statements for the table.
-    async fn lease(&self) -> Result<(Lease, Arc<Statements>), SinkError> {
-        let mut lease = self.pool.lease(&self.network, &self.connecting()).await?;
-        match timeout(ANSWER_LIMIT, lease.session.statements(&self.tables)).await {
-            Ok(Ok(statements)) => Ok((lease, statements)),
-            Ok(Err(failure)) => Err(self.failed("prepare", lease, failure)),
-            Err(_) => Err(self.silent("prepare")),
+    async fn prepared_session(&self) -> Result<(PooledSession, Arc<Statements>), SinkError> {
+        let mut pooled = self.pool.acquire(&self.network, &self.connect_attempt()).await?;
+        match timeout(ANSWER_LIMIT, pooled.session.statements(&self.tables)).await {
+            Ok(Ok(statements)) => Ok((pooled, statements)),
+            Ok(Err(failure)) => Err(self.failed("prepare", pooled, failure)),
+            Err(_) => Err(self.no_answer("prepare")),
         }
     }
 
     /// Gives the session back or closes it, depending on the outcome. Failures and timeouts become sink errors.
-    fn settle<T>(
+    fn end_session<T>(
         &self,
         attempt: &str,
-        lease: Lease,
-        outcome: Result<Result<T, Failure>, Elapsed>,
+        pooled: PooledSession,
+        outcome: Result<Result<T, PostgresError>, Elapsed>,
     ) -> Result<T, SinkError> {
         match outcome {
             Ok(Ok(value)) => {
-                lease.give_back();
+                pooled.give_back();
                 Ok(value)
             }
-            Ok(Err(failure)) => Err(self.failed(attempt, lease, failure)),
-            Err(_) => Err(self.silent(attempt)),
+            Ok(Err(failure)) => Err(self.failed(attempt, pooled, failure)),
+            Err(_) => Err(self.no_answer(attempt)),
         }
     }
 
-    fn failed(&self, attempt: &str, lease: Lease, failure: Failure) -> SinkError {
-        if failure.spares_session() {
-            lease.give_back();
+    fn failed(&self, attempt: &str, pooled: PooledSession, failure: PostgresError) -> SinkError {
+        if failure.keeps_session() {
+            pooled.give_back();
         } else {
-            lease.close();
+            pooled.close();
         }
         failure.into_error(format!("{attempt} table {}", self.tables), self.create)
     }
 
-    fn silent(&self, attempt: &str) -> SinkError {
+    fn no_answer(&self, attempt: &str) -> SinkError {
         SinkError::new(SinkReason::Unreachable, format!("{attempt} table {}: no answer", self.tables))
     }
 
@@ -137,13 +142,13 @@ impl PostgresSink {
         client: &mut Client,
         statements: &Statements,
         batch: &Batch<'_>,
-    ) -> Result<Vec<Refusal>, Failure> {
+    ) -> Result<Vec<RefusedRow>, PostgresError> {
         let tables = &self.tables;
         let transaction = client.transaction().await?;
         if claims::check(&transaction, tables, statements, batch.inventory, batch.claim).await? {
             remove_parts(&transaction, tables, batch.inventory).await?;
         }
-        let Applied { grown, refused } =
+        let AppliedToTable { grown, refused } =
             write::apply(&transaction, tables, statements, batch.inventory, batch.delta).await?;
         let InventoryId { cluster, name, .. } = batch.inventory;
         let namespace = batch.inventory.stored_namespace();
@@ -171,23 +176,23 @@ impl PostgresSink {
     }
 
     /// Writes the rows that the server accepts, and returns the others as refusals.
-    async fn write_fit(
+    async fn write_accepted(
         &self,
         client: &mut Client,
         statements: &Statements,
         batch: &Batch<'_>,
-    ) -> Result<Receipt, Failure> {
-        let mut refused = refused::unfit(batch);
+    ) -> Result<Receipt, PostgresError> {
+        let mut refused = refused::rows_with_nul(batch);
         loop {
             let delta = refused::without(batch.delta, &refused);
             let batch = Batch { delta: &delta, ..*batch };
             match self.write_all(client, statements, &batch).await {
                 Err(error) if error.is_about_values() => {
-                    let named = refused::name_refused(client, statements, &batch).await?;
-                    if named.is_empty() {
+                    let found = refused::find_refused(client, statements, &batch).await?;
+                    if found.is_empty() {
                         return Err(error);
                     }
-                    refused.extend(named);
+                    refused.extend(found);
                 }
                 outcome => {
                     refused.extend(outcome?);
@@ -206,44 +211,44 @@ impl Sink for PostgresSink {
     }
 
     async fn check(&self) -> Result<(), SinkError> {
-        let (lease, _) = self.lease().await?;
-        let outcome = timeout(ANSWER_LIMIT, check(&lease.session.client, &self.tables)).await;
-        self.settle("read", lease, outcome)
+        let (pooled, _) = self.prepared_session().await?;
+        let outcome = timeout(ANSWER_LIMIT, check(&pooled.session.client, &self.tables)).await;
+        self.end_session("read", pooled, outcome)
     }
 
     async fn baseline(&self, inventory: &InventoryId) -> Result<Baseline, SinkError> {
-        let (lease, statements) = self.lease().await?;
-        let work = baseline(&lease.session.client, &statements.baseline, inventory);
+        let (pooled, statements) = self.prepared_session().await?;
+        let work = baseline(&pooled.session.client, &statements.baseline, inventory);
         let outcome = timeout(ANSWER_LIMIT, work).await;
-        self.settle("read", lease, outcome)
+        self.end_session("read", pooled, outcome)
     }
 
     async fn claim(&self, inventory: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
-        let (mut lease, statements) = self.lease().await?;
-        let work = claims::claim(&mut lease.session.client, &self.tables, &statements, inventory, claimant);
+        let (mut pooled, statements) = self.prepared_session().await?;
+        let work = claims::claim(&mut pooled.session.client, &self.tables, &statements, inventory, claimant);
         let outcome = timeout(ANSWER_LIMIT, work).await;
-        self.settle("claim", lease, outcome)
+        self.end_session("claim", pooled, outcome)
     }
 
     async fn claims(&self, inventories: &[InventoryId]) -> Result<Vec<Option<Claim>>, SinkError> {
-        let (lease, statements) = self.lease().await?;
-        let work = claims::held(&lease.session.client, &self.tables, statements.claims, inventories);
+        let (pooled, statements) = self.prepared_session().await?;
+        let work = claims::held(&pooled.session.client, &self.tables, statements.claims, inventories);
         let outcome = timeout(ANSWER_LIMIT, work).await;
-        self.settle("read the claims of", lease, outcome)
+        self.end_session("read the claims of", pooled, outcome)
     }
 
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
-        let (mut lease, statements) = self.lease().await?;
-        let work = self.write_fit(&mut lease.session.client, &statements, batch);
+        let (mut pooled, statements) = self.prepared_session().await?;
+        let work = self.write_accepted(&mut pooled.session.client, &statements, batch);
         let outcome = timeout(ANSWER_LIMIT, work).await;
-        self.settle("write", lease, outcome)
+        self.end_session("write", pooled, outcome)
     }
 
     async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
-        let (mut lease, statements) = self.lease().await?;
-        let work = forget(&mut lease.session.client, &self.tables, &statements, inventory, claim);
+        let (mut pooled, statements) = self.prepared_session().await?;
+        let work = forget(&mut pooled.session.client, &self.tables, &statements, inventory, claim);
         let outcome = timeout(ANSWER_LIMIT, work).await;
-        self.settle("clean", lease, outcome)
+        self.end_session("clean", pooled, outcome)
     }
 }
 
@@ -254,22 +259,22 @@ async fn forget(
     statements: &Statements,
     inventory: &InventoryId,
     claim: &Claim,
-) -> Result<(), Failure> {
+) -> Result<(), PostgresError> {
     let transaction = client.transaction().await?;
     claims::check(&transaction, tables, statements, inventory, claim).await?;
     remove_parts(&transaction, tables, inventory).await?;
     let InventoryId { cluster, name, .. } = inventory;
     let namespace = inventory.stored_namespace();
-    let place = "cluster = $1 AND inventory_namespace = $2 AND inventory_name = $3";
-    let rows = format!("DELETE FROM {tables} WHERE {place}");
+    let condition = "cluster = $1 AND inventory_namespace = $2 AND inventory_name = $3";
+    let rows = format!("DELETE FROM {tables} WHERE {condition}");
     transaction.execute(&rows, &[cluster, &namespace, name]).await?;
-    let record = format!("DELETE FROM {} WHERE {place} AND inventory_table = $4", tables.bindings());
+    let record = format!("DELETE FROM {} WHERE {condition} AND inventory_table = $4", tables.bindings());
     transaction.execute(&record, &[cluster, &namespace, name, &tables.table]).await?;
     Ok(transaction.commit().await?)
 }
 
 /// Whether the database user has the rights that writing needs. Writes nothing.
-async fn check(client: &Client, tables: &Tables) -> Result<(), Failure> {
+async fn check(client: &Client, tables: &Tables) -> Result<(), PostgresError> {
     for (table, rights) in [
         (tables.rows(), ["SELECT", "INSERT", "UPDATE", "DELETE"].as_slice()),
         (tables.bindings(), &["SELECT", "INSERT", "UPDATE", "DELETE"]),
@@ -293,9 +298,9 @@ async fn baseline(
     client: &Client,
     statement: &Statement,
     inventory: &InventoryId,
-) -> Result<Baseline, Failure> {
-    let place = [inventory.cluster.as_str(), inventory.stored_namespace(), &inventory.name];
-    let mut rows = Box::pin(client.query_raw(statement, place).await?);
+) -> Result<Baseline, PostgresError> {
+    let parameters = [inventory.cluster.as_str(), inventory.stored_namespace(), &inventory.name];
+    let mut rows = Box::pin(client.query_raw(statement, parameters).await?);
     // Thousands of rows share a few targets, groups, kinds and namespaces: each text is allocated once.
     let mut shared: HashMap<String, Arc<str>> = HashMap::new();
     let mut share = |text: &str| match shared.get(text) {
@@ -306,7 +311,7 @@ async fn baseline(
     let target_namespace: Option<Arc<str>> = inventory.namespace.as_deref().map(Into::into);
     let mut baseline = Baseline::new();
     while let Some(row) = rows.try_next().await? {
-        let held = Held::read(|column| row.try_get(column))?;
+        let held = HeldRow::read(|column| row.try_get(column))?;
         let key = RowKey {
             target: TargetId { namespace: target_namespace.clone(), name: share(held.target) },
             uid: held.uid.into(),
@@ -325,7 +330,7 @@ async fn remove_parts(
     transaction: &Transaction<'_>,
     tables: &Tables,
     inventory: &InventoryId,
-) -> Result<(), Failure> {
+) -> Result<(), PostgresError> {
     let statement = format!(
         "DELETE FROM {tables} AS held
          WHERE cluster = $1 AND inventory_namespace = $2

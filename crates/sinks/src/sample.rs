@@ -13,17 +13,17 @@ use serde_json::{Value, json, value::to_raw_value};
 pub(crate) const TIME: &str = "2026-01-01T00:00:00Z";
 
 /// Sample rows for a preview.
-pub(crate) struct Sample {
+pub(crate) struct SampleRows {
     pub(crate) inventory: InventoryId,
     pub(crate) claim: Claim,
     delta: Delta,
 }
 
-impl Sample {
-    /// `whole`: each row is a whole object.
-    pub(crate) fn new(cluster: &str, whole: bool) -> Self {
+impl SampleRows {
+    /// `whole_objects`: each row is a whole object.
+    pub(crate) fn new(cluster: &str, whole_objects: bool) -> Self {
         let row = |number: u8, name: &str, replicas: u32| {
-            let attributes = if whole {
+            let attributes = if whole_objects {
                 json!({ "resource": {
                     "apiVersion": "apps/v1", "kind": "Deployment",
                     "metadata": { "name": name, "namespace": "team-a" }, "spec": { "replicas": replicas },

@@ -18,8 +18,8 @@ use std::{
 use async_trait::async_trait;
 use kollect_model::{
     SpecError,
-    batch::{Baseline, Batch, Delta, InventoryId, Receipt, Refusal},
-    claim::{Claim, Claimant, Writer},
+    batch::{Baseline, Batch, Delta, InventoryId, Receipt, RefusedRow},
+    claim::{Claim, Claimant, WriterProgram},
     crd::sinks::{KollectDatabaseSinkSpec, Preview, ProvisioningMode, TablePreview},
     destination::Destination,
     row::{Row, RowKey, TargetId},
@@ -28,9 +28,9 @@ use kollect_model::{
 use rusqlite::{Connection, ErrorCode, OptionalExtension, ToSql, Transaction, params, params_from_iter};
 
 use crate::{
-    Backend, Files, Out, Policy, SinkSettings,
-    columns::{self, CLAIM_COLUMNS, COLUMNS, ClaimTable, Held, KEY, Value},
-    old_key::{self, HeldKinds, Key},
+    Backend, FilePolicy, OutScheme, SinkPolicy, SinkSettings,
+    columns::{self, CLAIM_COLUMNS, COLUMNS, ClaimTable, ColumnValue, HeldRow, KEY},
+    old_key::{self, HeldKinds, TableKey},
     preview::provisioned,
 };
 
@@ -73,12 +73,12 @@ fn note_export(table: ClaimTable) -> String {
 
 /// Where the file is, and whether it may be created.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct SqliteConfig {
     path: String,
     create: bool,
 }
 
-impl Config {
+impl SqliteConfig {
     /// A file that is created when it is missing.
     fn file(path: &str) -> Result<Self, String> {
         // SQLite opens a temporary or in-memory database for these names: nothing would be stored.
@@ -89,9 +89,9 @@ impl Config {
     }
 }
 
-impl Backend for Config {
+impl Backend for SqliteConfig {
     const TYPE: &'static str = "sqlite";
-    const OUT: Option<Out> = Some(Out { schemes: &["sqlite"], form: "sqlite:FILE" });
+    const OUT: Option<OutScheme> = Some(OutScheme { schemes: &["sqlite"], form: "sqlite:FILE" });
     type Spec = KollectDatabaseSinkSpec;
     type Clients = ();
 
@@ -104,7 +104,8 @@ impl Backend for Config {
         let file = Self::file(&sqlite.path).map_err(|problem| {
             vec![SpecError::new("spec.sqlite.path", &sqlite.path.as_str().into(), problem)]
         })?;
-        let mode = spec.common.provisioning.as_ref().and_then(|p| p.mode).unwrap_or_default();
+        let mode =
+            spec.common.provisioning.as_ref().and_then(|provisioning| provisioning.mode).unwrap_or_default();
         Ok(Self { create: mode == ProvisioningMode::Ensure, ..file })
     }
 
@@ -112,7 +113,7 @@ impl Backend for Config {
         Self::file(text.split_once(':').map_or(text, |(_, path)| path))
     }
 
-    fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>> {
+    fn check(&self, policy: &SinkPolicy) -> Result<(), Vec<SpecError>> {
         policy
             .files
             .check(&self.path)
@@ -125,15 +126,15 @@ impl Backend for Config {
         Preview { sqlite, ..provisioned(self.create, "the file must have these tables already") }
     }
 
-    fn destination(&self, policy: &Policy) -> Destination {
+    fn destination(&self, policy: &SinkPolicy) -> Destination {
         policy.files.destination(SCHEME, &self.path)
     }
 
-    fn at(&self, destination: &Destination, policy: &Policy) -> Option<Self> {
+    fn at(&self, destination: &Destination, policy: &SinkPolicy) -> Option<Self> {
         Some(Self { path: policy.files.path_at(SCHEME, destination)?, ..self.clone() })
     }
 
-    async fn open(&self, policy: &Policy, (): &()) -> Result<Box<dyn Sink>, SinkError> {
+    async fn open(&self, policy: &SinkPolicy, (): &()) -> Result<Box<dyn Sink>, SinkError> {
         Ok(Box::new(SqliteSink::open(self.clone(), &policy.files).await?))
     }
 }
@@ -151,7 +152,7 @@ pub struct SqliteSink {
 
 impl SqliteSink {
     /// Opens the file, and creates what is missing unless the plan says that it must exist.
-    pub(crate) async fn open(config: Config, files: &Files) -> Result<Self, SinkError> {
+    pub(crate) async fn open(config: SqliteConfig, files: &FilePolicy) -> Result<Self, SinkError> {
         let files = files.clone();
         let (path, file, connection, claims) = blocking(move || {
             let forbidden = |why| {
@@ -161,7 +162,7 @@ impl SqliteSink {
                 )
             };
             let path = files.resolve(&config.path).map_err(forbidden)?;
-            if config.create && matches!(files, Files::Below(_)) {
+            if config.create && matches!(files, FilePolicy::Below(_)) {
                 // Users cannot create it: the directory belongs to the operator.
                 let parent = path.parent().unwrap_or(&path);
                 fs::create_dir_all(parent).map_err(|error| {
@@ -172,7 +173,7 @@ impl SqliteSink {
             let connection = connect(&path, config.create)?;
             let claims = claim_table(&connection)
                 .map_err(|error| sqlite_error(format!("open {}", path.display()), error))?;
-            let file = FileId::of(&path).ok_or_else(|| gone("open", &path))?;
+            let file = FileId::of(&path).ok_or_else(|| file_removed("open", &path))?;
             Ok((path, file, connection, claims))
         })
         .await?;
@@ -181,25 +182,25 @@ impl SqliteSink {
     }
 
     /// Warnings about tables of older versions; returned by the first write only.
-    fn warnings(&self, key: Key) -> Vec<String> {
+    fn warnings(&self, key: TableKey) -> Vec<String> {
         if self.warned.swap(true, Ordering::Relaxed) {
             return Vec::new();
         }
         let table = |name: &str| format!("table {name} of {}", self.path.display());
-        let old_key = (key == Key::Old).then(|| {
-            let what_helps = "open the file once with provisioning.mode: ensure, which keeps it as it is while \
+        let old_key = (key == TableKey::Old).then(|| {
+            let advice = "open the file once with provisioning.mode: ensure, which keeps it as it is while \
                               the table inventory has columns of others or other tables refer to it";
-            old_key::warning(&table("inventory"), what_helps)
+            old_key::warning(&table("inventory"), advice)
         });
         let old_claims = (self.claims == ClaimTable::Old).then(|| {
-            let what_helps = "open the file once with provisioning.mode: ensure";
-            ClaimTable::warning(&table("kollect_bindings"), what_helps)
+            let advice = "open the file once with provisioning.mode: ensure";
+            ClaimTable::warning(&table("kollect_bindings"), advice)
         });
         old_key.into_iter().chain(old_claims).collect()
     }
 
     /// Runs `work` on a thread that may block: SQLite has no async interface.
-    async fn with<T: Send + 'static>(
+    async fn run<T: Send + 'static>(
         &self,
         attempt: &'static str,
         work: impl FnOnce(&mut Connection) -> Result<T, WriteError> + Send + 'static,
@@ -207,12 +208,12 @@ impl SqliteSink {
         let (path, file, connection) = (self.path.clone(), self.file, self.connection.clone());
         blocking(move || {
             let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
-            let done = work(&mut connection).map_err(|error| match error {
+            let result = work(&mut connection).map_err(|error| match error {
                 WriteError::Sqlite(error) => sqlite_error(format!("{attempt} {}", path.display()), error),
                 WriteError::Sink(error) => error,
             });
             // SQLite continues to write a file that was removed or replaced, and readers of the path would not see it.
-            if FileId::of(&path) == Some(file) { done } else { Err(gone(attempt, &path)) }
+            if FileId::of(&path) == Some(file) { result } else { Err(file_removed(attempt, &path)) }
         })
         .await
     }
@@ -222,18 +223,18 @@ impl SqliteSink {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileId {
     device: u64,
-    number: u64,
+    inode: u64,
 }
 
 impl FileId {
     /// The file that a path leads to; `None` if it does not exist.
     fn of(path: &Path) -> Option<Self> {
         let metadata = fs::metadata(path).ok()?;
-        Some(Self { device: metadata.dev(), number: metadata.ino() })
+        Some(Self { device: metadata.dev(), inode: metadata.ino() })
     }
 }
 
-fn gone(attempt: &str, path: &Path) -> SinkError {
+fn file_removed(attempt: &str, path: &Path) -> SinkError {
     let why = format!("{attempt} {}: the file was removed or replaced", path.display());
     SinkError::new(SinkReason::Missing, why)
 }
@@ -281,7 +282,7 @@ impl Sink for SqliteSink {
     }
 
     async fn check(&self) -> Result<(), SinkError> {
-        self.with("read", |connection| {
+        self.run("read", |connection| {
             Ok(connection.query_row("SELECT count(*) FROM kollect_bindings", [], |_| Ok(()))?)
         })
         .await
@@ -289,12 +290,12 @@ impl Sink for SqliteSink {
 
     async fn baseline(&self, inventory: &InventoryId) -> Result<Baseline, SinkError> {
         let inventory = inventory.clone();
-        self.with("read", move |connection| baseline(connection, &inventory)).await
+        self.run("read", move |connection| baseline(connection, &inventory)).await
     }
 
     async fn claim(&self, inventory: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
         let (inventory, claimant, table) = (inventory.clone(), claimant.clone(), self.claims);
-        self.with("claim", move |connection| {
+        self.run("claim", move |connection| {
             let transaction =
                 connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
             let claim = claim(&transaction, table, &inventory, &claimant)?;
@@ -306,7 +307,7 @@ impl Sink for SqliteSink {
 
     async fn claims(&self, inventories: &[InventoryId]) -> Result<Vec<Option<Claim>>, SinkError> {
         let (inventories, table) = (inventories.to_vec(), self.claims);
-        self.with("read the claims of", move |connection| {
+        self.run("read the claims of", move |connection| {
             let transaction = connection.transaction()?;
             inventories.iter().map(|inventory| held_claim(&transaction, table, inventory)).collect()
         })
@@ -318,7 +319,7 @@ impl Sink for SqliteSink {
         let (revision, coverage) = (i64::try_from(batch.revision).ok(), batch.coverage.to_owned());
         let table = self.claims;
         let (key, refused) = self
-            .with("write", move |connection| {
+            .run("write", move |connection| {
                 // Take the write lock first, so that no other writer claims between check and write.
                 let transaction =
                     connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
@@ -326,7 +327,7 @@ impl Sink for SqliteSink {
                 let now: String =
                     transaction
                         .query_row("SELECT strftime('%Y-%m-%dT%H:%M:%fZ', 'now')", [], |row| row.get(0))?;
-                let Applied { key, grown, refused } = apply(&transaction, &inventory, &delta, &now)?;
+                let AppliedToFile { key, grown, refused } = apply(&transaction, &inventory, &delta, &now)?;
                 transaction.prepare_cached(&note_export(table))?.execute(params![
                     inventory.cluster,
                     inventory.stored_namespace(),
@@ -345,7 +346,7 @@ impl Sink for SqliteSink {
 
     async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
         let (inventory, claim, table) = (inventory.clone(), claim.clone(), self.claims);
-        self.with("clean", move |connection| {
+        self.run("clean", move |connection| {
             let transaction =
                 connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
             check_claim(&transaction, table, &inventory, &claim)?;
@@ -370,11 +371,11 @@ fn baseline(connection: &Connection, inventory: &InventoryId) -> Result<Baseline
          WHERE cluster = ?1 AND inventory_namespace = ?2 AND inventory_name = ?3",
         columns::baseline_columns()
     ))?;
-    let place = params![inventory.cluster, inventory.stored_namespace(), inventory.name];
-    let mut rows = statement.query(place)?;
+    let parameters = params![inventory.cluster, inventory.stored_namespace(), inventory.name];
+    let mut rows = statement.query(parameters)?;
     let mut baseline = Baseline::new();
     while let Some(row) = rows.next()? {
-        let held = Held::read(|column| row.get_ref(column)?.as_str().map_err(rusqlite::Error::from))?;
+        let held = HeldRow::read(|column| row.get_ref(column)?.as_str().map_err(rusqlite::Error::from))?;
         let key = RowKey {
             target: TargetId {
                 // Targets live in the namespace of their inventory; cluster targets have none.
@@ -399,7 +400,7 @@ fn claim(
     claimant: &Claimant,
 ) -> Result<Claim, WriteError> {
     let held = held_claim(transaction, table, inventory)?;
-    let granted = table.fit(claimant.take(inventory, held.as_ref())?);
+    let granted = table.without_missing_columns(claimant.take(inventory, held.as_ref())?);
     let columns = table.columns();
     let parameters: Vec<String> = (4..4 + columns.len()).map(|number| format!("?{number}")).collect();
     let replacements: Vec<String> = columns.iter().map(|name| format!("{name} = excluded.{name}")).collect();
@@ -412,10 +413,10 @@ fn claim(
     );
     let (namespace, writer) = (inventory.stored_namespace(), granted.writer.as_str());
     let Claim { owner, epoch, writer_id, destination_id, claimed_at, taken_from, writes, .. } = &granted;
-    let of_claim: [&dyn ToSql; CLAIM_COLUMNS.len()] =
+    let claim_values: [&dyn ToSql; CLAIM_COLUMNS.len()] =
         [owner, &writer, epoch, writer_id, destination_id, claimed_at, taken_from, writes];
-    let place: [&dyn ToSql; 3] = [&inventory.cluster, &namespace, &inventory.name];
-    let values = place.into_iter().chain(of_claim.into_iter().take(columns.len()));
+    let inventory_values: [&dyn ToSql; 3] = [&inventory.cluster, &namespace, &inventory.name];
+    let values = inventory_values.into_iter().chain(claim_values.into_iter().take(columns.len()));
     transaction.execute(&statement, params_from_iter(values))?;
     Ok(granted)
 }
@@ -426,8 +427,8 @@ fn held_claim(
     table: ClaimTable,
     inventory: &InventoryId,
 ) -> Result<Option<Claim>, WriteError> {
-    let place = params![inventory.cluster, inventory.stored_namespace(), inventory.name];
-    let question = format!(
+    let parameters = params![inventory.cluster, inventory.stored_namespace(), inventory.name];
+    let query = format!(
         "SELECT {} FROM kollect_bindings
          WHERE cluster = ?1 AND inventory_namespace = ?2 AND inventory_name = ?3",
         table.columns().join(", ")
@@ -436,7 +437,7 @@ fn held_claim(
         let writer: String = row.get(1)?;
         let old = Claim {
             owner: row.get(0)?,
-            writer: Writer::stored(&writer),
+            writer: WriterProgram::stored(&writer),
             epoch: row.get(2)?,
             ..Claim::default()
         };
@@ -452,7 +453,7 @@ fn held_claim(
             ..old
         })
     };
-    Ok(transaction.prepare_cached(&question)?.query_row(place, read).optional()?)
+    Ok(transaction.prepare_cached(&query)?.query_row(parameters, read).optional()?)
 }
 
 /// Returns an error unless the granted claim is still the held one.
@@ -466,13 +467,13 @@ fn check_claim(
 }
 
 /// The result of applying a delta.
-struct Applied {
+struct AppliedToFile {
     /// The key of the table.
-    key: Key,
+    key: TableKey,
     /// By how many rows the table has grown.
     grown: i64,
     /// Rows that do not fit the key of the table.
-    refused: Vec<Refusal>,
+    refused: Vec<RefusedRow>,
 }
 
 /// Writes the rows that differ.
@@ -481,25 +482,25 @@ fn apply(
     inventory: &InventoryId,
     delta: &Delta,
     now: &str,
-) -> Result<Applied, WriteError> {
-    // Removals first: with the old key, a row that moved to another API group uses its own former place.
+) -> Result<AppliedToFile, WriteError> {
+    // Removals first: with the old key, a row that moved to another API group takes over its own former key.
     let mut removed = 0;
-    for gone in &delta.removed {
-        removed += remove(transaction, inventory, &gone.key)?;
+    for row in &delta.removed {
+        removed += remove(transaction, inventory, &row.key)?;
     }
     let rows: Vec<&Row> = delta.rows().map(AsRef::as_ref).collect();
-    let key = connect::key(transaction)?;
+    let key = connect::table_key(transaction)?;
     let (rows, refused) = match key {
-        Key::Current => (rows, Vec::new()),
-        Key::Old => old_key::fit(inventory, &rows, &held_kinds(transaction, inventory, &rows)?),
+        TableKey::Current => (rows, Vec::new()),
+        TableKey::Old => old_key::fit(inventory, &rows, &held_kinds(transaction, inventory, &rows)?),
     };
     for row in rows {
         upsert(transaction, inventory, row, now)?;
     }
-    let without: HashSet<&RowKey> = refused.iter().map(|refusal| &refusal.key).collect();
-    let added = delta.added.iter().filter(|row| !without.contains(&row.key)).count();
+    let refused_keys: HashSet<&RowKey> = refused.iter().map(|refusal| &refusal.key).collect();
+    let added = delta.added.iter().filter(|row| !refused_keys.contains(&row.key)).count();
     let count = |rows: usize| i64::try_from(rows).unwrap_or(i64::MAX);
-    Ok(Applied { key, grown: count(added) - count(removed), refused })
+    Ok(AppliedToFile { key, grown: count(added) - count(removed), refused })
 }
 
 /// The groups and kinds that a table with the old key holds for the objects of these rows.
@@ -514,9 +515,10 @@ fn held_kinds(
     )?;
     let mut held = HeldKinds::new();
     for row in rows {
-        let (target, uid) = old_key::place(&row.key);
-        let place = params![inventory.cluster, inventory.stored_namespace(), inventory.name, target, uid];
-        let found = statement.query_row(place, |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+        let (target, uid) = old_key::differing_part(&row.key);
+        let parameters =
+            params![inventory.cluster, inventory.stored_namespace(), inventory.name, target, uid];
+        let found = statement.query_row(parameters, |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
         held.extend(found.map(|kind| ((target.to_owned(), uid.to_owned()), kind)));
     }
     Ok(held)
@@ -532,11 +534,11 @@ fn upsert(
         serde_json::to_string(row).map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
     let digest = row.digest.to_string();
     let values = COLUMNS.map(|column| match column.value {
-        Value::Inventory(text) => text(inventory),
-        Value::Row(text) => text(row),
-        Value::Payload => payload.as_str(),
-        Value::Digest => digest.as_str(),
-        Value::Since | Value::Now => now,
+        ColumnValue::Inventory(text) => text(inventory),
+        ColumnValue::Row(text) => text(row),
+        ColumnValue::Payload => payload.as_str(),
+        ColumnValue::Digest => digest.as_str(),
+        ColumnValue::Since | ColumnValue::Now => now,
     });
     transaction.prepare_cached(&UPSERT)?.execute(params_from_iter(values))?;
     Ok(())

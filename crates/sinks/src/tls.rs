@@ -27,19 +27,19 @@ const CA_BUNDLE: &str = "spec.tls.caBundle";
 const CA_REF: &str = "spec.tls.caSecretRef";
 const CA_KEYS: &[&str] = &["tls.crt", "ca.crt", "ca.pem"];
 /// If the Secret has a private key, tls.crt is usually the certificate of that key and not a CA certificate.
-const CA_KEYS_BESIDE_KEY: &[&str] = &["ca.crt", "ca.pem", "tls.crt"];
+const CA_KEYS_BESIDE_PRIVATE_KEY: &[&str] = &["ca.crt", "ca.pem", "tls.crt"];
 const PRIVATE_KEY: &str = "tls.key";
 
 /// Which servers a sink trusts: what `spec.tls` says.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub(crate) struct Trust {
+pub(crate) struct ServerTrust {
     /// Certificates to trust, PEM; `None`: the spec names none.
     pub(crate) certificates: Option<Vec<u8>>,
     /// `spec.tls.insecureSkipVerify`: any server is trusted.
     pub(crate) any_server: bool,
 }
 
-impl Trust {
+impl ServerTrust {
     /// The settings of the spec, without the Secret.
     pub(crate) fn plan(tls: Option<&Tls>) -> Result<Self, SpecError> {
         let Some(tls) = tls else { return Ok(Self::default()) };
@@ -53,8 +53,8 @@ impl Trust {
 
     /// The same with the certificates of the Secret that `caSecretRef` names, if it names one.
     pub(crate) fn with_secrets(mut self, secrets: &Secrets) -> Result<Self, SpecError> {
-        let is_key_beside = secrets.first(CA_REF, &[PRIVATE_KEY]).is_some();
-        let keys = if is_key_beside { CA_KEYS_BESIDE_KEY } else { CA_KEYS };
+        let has_private_key = secrets.first(CA_REF, &[PRIVATE_KEY]).is_some();
+        let keys = if has_private_key { CA_KEYS_BESIDE_PRIVATE_KEY } else { CA_KEYS };
         if let Some(pem) = secrets.first(CA_REF, keys) {
             certificates(pem)
                 .map_err(|problem| SpecError::absent(CA_REF, format!("the Secret {problem}")))?;
@@ -63,23 +63,24 @@ impl Trust {
         Ok(self)
     }
 
-    /// The client side of TLS with these settings. For `named` and the roots of the machine see
+    /// The client side of TLS with these settings. For `server_name` and the roots of the machine see
     /// [`client_config`].
     pub(crate) fn client_config(
         &self,
-        named: Option<ServerName<'static>>,
-        own: Option<&ClientCertificate>,
+        server_name: Option<ServerName<'static>>,
+        client_certificate: Option<&ClientCertificate>,
     ) -> Result<ClientConfig, String> {
         let trusted = self.certificates.as_deref().map(certificates).transpose()?;
-        let check = if self.any_server { Check::Nothing } else { Check::ChainAndName };
-        let own = own.map(|(certificate, key)| identity(certificate, key)).transpose()?;
-        client_config(check, trusted, named, own)
+        let check = if self.any_server { CertificateCheck::Nothing } else { CertificateCheck::ChainAndName };
+        let client_certificate =
+            client_certificate.map(|(certificate, key)| identity(certificate, key)).transpose()?;
+        client_config(check, trusted, server_name, client_certificate)
     }
 }
 
 /// Which parts of a server's certificate are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Check {
+pub(crate) enum CertificateCheck {
     /// Nothing: any server is accepted.
     Nothing,
     /// The chain of signatures.
@@ -107,20 +108,25 @@ pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, S
     }
 }
 
-/// The client side of TLS. `trusted`: `None` for the roots of the machine. `named`: the name that the certificate
+/// The client side of TLS. `trusted`: `None` for the roots of the machine. `server_name`: the name that the certificate
 /// must have if it differs from the name of the connection.
 pub(crate) fn client_config(
-    check: Check,
+    check: CertificateCheck,
     trusted: Option<Vec<CertificateDer<'static>>>,
-    named: Option<ServerName<'static>>,
+    server_name: Option<ServerName<'static>>,
     identity: Option<CertifiedKey>,
 ) -> Result<ClientConfig, String> {
     let provider = Arc::new(ring::default_provider());
     let chain = match check {
-        Check::Nothing => None,
-        _ => Some(Chain::new(trusted, check == Check::ChainAndName, named, &provider)?),
+        CertificateCheck::Nothing => None,
+        _ => Some(CertificateChain::new(
+            trusted,
+            check == CertificateCheck::ChainAndName,
+            server_name,
+            &provider,
+        )?),
     };
-    let verifier = Arc::new(Verifier { chain, provider: provider.clone() });
+    let verifier = Arc::new(CertificateVerifier { chain, provider: provider.clone() });
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?
@@ -134,52 +140,52 @@ pub(crate) fn client_config(
 
 /// Verifies certificate chains.
 #[derive(Debug)]
-struct Chain {
-    web: Arc<WebPkiServerVerifier>,
+struct CertificateChain {
+    webpki: Arc<WebPkiServerVerifier>,
     /// Certificates from the configuration: the server may present one of them as its own.
-    given: Vec<CertificateDer<'static>>,
+    configured: Vec<CertificateDer<'static>>,
     check_name: bool,
     /// The name that the certificate must have, if it differs from the name of the connection.
-    named: Option<ServerName<'static>>,
+    server_name: Option<ServerName<'static>>,
 }
 
-impl Chain {
+impl CertificateChain {
     fn new(
         trusted: Option<Vec<CertificateDer<'static>>>,
         check_name: bool,
-        named: Option<ServerName<'static>>,
+        server_name: Option<ServerName<'static>>,
         provider: &Arc<CryptoProvider>,
     ) -> Result<Self, String> {
-        let given = trusted.clone().unwrap_or_default();
+        let configured = trusted.clone().unwrap_or_default();
         let mut roots = RootCertStore::empty();
         // Some machines have root certificates that cannot be parsed; these are skipped.
         roots.add_parsable_certificates(
             trusted.unwrap_or_else(|| rustls_native_certs::load_native_certs().certs),
         );
-        let web = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone())
+        let webpki = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone())
             .build()
             .map_err(|error| format!("no certificate can be trusted: {error}"))?;
-        Ok(Self { web, given, check_name, named })
+        Ok(Self { webpki, configured, check_name, server_name })
     }
 
     fn verify(
         &self,
-        shown: &CertificateDer<'_>,
+        presented: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         name: &ServerName<'_>,
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<(), rustls::Error> {
-        let name = self.named.as_ref().unwrap_or(name);
+        let name = self.server_name.as_ref().unwrap_or(name);
         // `openssl req -x509` makes self-signed CA certificates, and libpq accepts them for servers; webpki refuses a
         // CA certificate as a server certificate.
-        if self.given.iter().any(|given| given == shown) {
+        if self.configured.iter().any(|configured| configured == presented) {
             if self.check_name {
-                verify_server_name(&ParsedCertificate::try_from(shown)?, name)?;
+                verify_server_name(&ParsedCertificate::try_from(presented)?, name)?;
             }
             return Ok(());
         }
-        match self.web.verify_server_cert(shown, intermediates, name, ocsp, now) {
+        match self.webpki.verify_server_cert(presented, intermediates, name, ocsp, now) {
             Err(rustls::Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) if !self.check_name => Ok(()),
@@ -189,23 +195,23 @@ impl Chain {
 }
 
 #[derive(Debug)]
-struct Verifier {
+struct CertificateVerifier {
     /// `None`: any certificate is accepted.
-    chain: Option<Chain>,
+    chain: Option<CertificateChain>,
     provider: Arc<CryptoProvider>,
 }
 
-impl ServerCertVerifier for Verifier {
+impl ServerCertVerifier for CertificateVerifier {
     fn verify_server_cert(
         &self,
-        shown: &CertificateDer<'_>,
+        presented: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         name: &ServerName<'_>,
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         if let Some(chain) = &self.chain {
-            chain.verify(shown, intermediates, name, ocsp, now)?;
+            chain.verify(presented, intermediates, name, ocsp, now)?;
         }
         Ok(ServerCertVerified::assertion())
     }

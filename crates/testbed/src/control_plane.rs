@@ -18,7 +18,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-pub use users::Rule;
+pub use users::Grant;
 
 use crate::ports::on_free_port;
 use crate::{Error, Programs, Scratch, Server, Stop};

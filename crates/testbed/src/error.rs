@@ -13,7 +13,7 @@ pub enum Error {
     /// The operating system refused.
     #[error("could not {action}")]
     Io {
-        /// What was attempted, as the rest of "could not …".
+        /// What was attempted; follows "could not" in the message.
         action: String,
         /// Why it was refused.
         #[source]

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn collections_and_parts_of_others_are_left_out() {
+    fn features_that_group_or_support_others_are_left_out() {
         let metadata = json!({ "packages": [
             { "name": "sinks", "features": {
                 "default": ["git", "files", "sqlite"], "git": ["tls", "dep:git2"], "files": [], "sqlite": ["dep:rusqlite"],
@@ -70,13 +70,13 @@ mod tests {
     #[test]
     fn every_sink_of_the_program_has_a_feature_of_its_own() {
         let found = of_workspace().unwrap();
-        let of = |name: &str| -> Vec<&str> {
+        let features_of = |name: &str| -> Vec<&str> {
             found.iter().filter(|(package, _)| package == name).map(|(_, feature)| &**feature).collect()
         };
-        assert!(of("kollect-sinks").contains(&"sqlite"), "{found:?}");
+        assert!(features_of("kollect-sinks").contains(&"sqlite"), "{found:?}");
         assert_eq!(
-            of("kollect"),
-            of("kollect-sinks"),
+            features_of("kollect"),
+            features_of("kollect-sinks"),
             "each sink of the sinks crate has a feature in the program"
         );
     }

@@ -59,7 +59,7 @@ impl Repository {
 }
 
 /// Makes `git` ignore the configuration of the machine and of the user.
-const SETTINGS: &[(&str, &str)] =
+const ENVIRONMENT: &[(&str, &str)] =
     &[("GIT_CONFIG_NOSYSTEM", "1"), ("GIT_CONFIG_GLOBAL", "/dev/null"), ("LC_ALL", "C")];
 
 /// Runs the real `git` in a directory.
@@ -69,22 +69,22 @@ pub(crate) fn run_in(directory: &Path, arguments: &[&str]) -> Result<String, Err
 
 fn git() -> Command {
     let mut command = Command::new("git");
-    command.envs(SETTINGS.iter().copied());
+    command.envs(ENVIRONMENT.iter().copied());
     command
 }
 
 fn run(command: &mut Command) -> Result<String, Error> {
-    let shown = format!("{command:?}");
-    let output = command.output().map_err(Error::io(format!("run {shown}")))?;
+    let text = format!("{command:?}");
+    let output = command.output().map_err(Error::io(format!("run {text}")))?;
     if !output.status.success() {
         let stderr = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(Error::Command { command: shown, stderr });
+        return Err(Error::Command { command: text, stderr });
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// A directory below `scratch` for repositories.
-fn repositories(scratch: &Scratch) -> Result<PathBuf, Error> {
+fn create_repositories(scratch: &Scratch) -> Result<PathBuf, Error> {
     let path = scratch.path().join("repositories");
     fs::create_dir(&path).map_err(Error::io(format!("create {}", path.display())))?;
     Ok(path)
@@ -105,13 +105,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_program_means_advice() {
+    fn a_missing_program_is_reported_with_its_package() {
         let error = program("kollect-no-such-server", "nginx-light").unwrap_err().to_string();
         assert_eq!(error, "kollect-no-such-server is missing: apt-get install nginx-light");
     }
 
     #[test]
-    fn a_failure_of_git_is_told() {
+    fn a_failure_of_git_is_reported() {
         let directory = tempfile::tempdir().unwrap();
         let repository = Repository::at(directory.path().join("x.git")).unwrap();
         repository.fsck().unwrap();

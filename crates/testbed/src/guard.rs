@@ -3,7 +3,7 @@
 //! A destructor does not run at exit, on a signal or in a static, so each server has a guard: a
 //! shell that holds the reading end of a pipe whose only writing end is ours. When we drop it, exit
 //! or are killed, the guard reads end-of-file and stops the server. Each directory has one too, the
-//! janitor; every guard of a server in that directory holds the janitor's pipe open, so the directory
+//! cleaner; every guard of a server in that directory holds the cleaner's pipe open, so the directory
 //! is removed after the last server has ended. Guards have their own process groups: Ctrl-C in a
 //! terminal reaches us and not them.
 //!
@@ -26,7 +26,7 @@ use crate::Error;
 /// `$1`: template for mktemp. The shell itself creates the directory, so that it is guarded from the
 /// beginning, even if this process is killed at that moment. The second `rm` is for a directory that
 /// an orphan of a killed server wrote to during the first.
-const JANITOR: &str = r#"
+const CLEANER_SCRIPT: &str = r#"
 trap '' PIPE
 directory=$(mktemp -d "$1") || exit 1
 echo "$directory"
@@ -35,10 +35,10 @@ read -r _
 rm -rf "$directory" || { sleep 1; rm -rf "$directory"; }
 "#;
 
-/// `$1`: signal, `$2`: log file, `$3`: status file, rest: the server. The signal is repeated because
+/// `$1`: signal, `$2`: log file, `$3`: status file, then the command of the server. The signal is repeated because
 /// a shell starts background commands with INT and QUIT ignored, so one sent before the server has
-/// set its own handlers is lost. The last line ends whatever else is left in the process group.
-const GUARD: &str = r#"
+/// set its own handlers is lost. The last line ends all other processes of the process group.
+const GUARD_SCRIPT: &str = r#"
 signal=$1 log=$2 status=$3
 shift 3
 exec 3<&0 </dev/null
@@ -51,16 +51,16 @@ echo "$?" >"$status"
 kill -s KILL 0
 "#;
 
-const POLL: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const LOG_TAIL_LINES: usize = 25;
 
 /// A temporary directory which is removed when the last clone and the last [`Server`] in it are
-/// gone, or when this process is.
+/// dropped, or when this process ends.
 #[derive(Debug, Clone)]
-pub struct Scratch(Arc<Janitor>);
+pub struct Scratch(Arc<ScratchCleaner>);
 
 #[derive(Debug)]
-struct Janitor {
+struct ScratchCleaner {
     shell: Child,
     directory: PathBuf,
 }
@@ -93,7 +93,7 @@ impl Scratch {
         let parent = std::env::temp_dir();
         let action = || format!("create a temporary directory in {}", parent.display());
         let mut shell = Command::new("sh")
-            .args(["-c", JANITOR, "kollect-testbed-janitor"])
+            .args(["-c", CLEANER_SCRIPT, "kollect-testbed-janitor"])
             .arg(parent.join("kollect-testbed-XXXXXX"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -103,7 +103,7 @@ impl Scratch {
             .map_err(Error::io(action()))?;
         let line = first_line(&mut shell);
         let directory = PathBuf::from(line.as_deref().unwrap_or_default());
-        let scratch = Self(Arc::new(Janitor { shell, directory }));
+        let scratch = Self(Arc::new(ScratchCleaner { shell, directory }));
         line.map_err(Error::io(action()))?;
         fs::metadata(scratch.path()).map_err(Error::io(action()))?;
         Ok(scratch)
@@ -122,7 +122,7 @@ impl Scratch {
     }
 }
 
-impl Janitor {
+impl ScratchCleaner {
     /// A handle that keeps the directory while any process has the handle open.
     fn hold(&self) -> io::Result<OwnedFd> {
         let pipe = self.shell.stdin.as_ref().expect("it was piped and is never taken");
@@ -130,9 +130,9 @@ impl Janitor {
     }
 }
 
-impl Drop for Janitor {
+impl Drop for ScratchCleaner {
     fn drop(&mut self) {
-        // Closes the pipe first. A failure means that the shell is gone already.
+        // Closes the pipe first. A failure means that the shell has ended already.
         self.shell.wait().ok();
     }
 }
@@ -157,17 +157,17 @@ impl Server {
         let action = || format!("start {name}");
         let log = scratch.path().join(format!("{name}.log"));
         let status = scratch.path().join(format!("{name}.status"));
-        let janitor = scratch.0.hold().map_err(Error::io(action()))?;
+        let cleaner_pipe = scratch.0.hold().map_err(Error::io(action()))?;
         let mut guard = Command::new("sh");
         guard
-            .args(["-c", GUARD, "kollect-testbed-guard", stop.signal()])
+            .args(["-c", GUARD_SCRIPT, "kollect-testbed-guard", stop.signal()])
             .args([&log, &status])
             .arg(command.get_program())
             .args(command.get_args())
             .current_dir(command.get_current_dir().unwrap_or(scratch.path()))
             .stdin(Stdio::piped())
-            // Never written to: the janitor waits while it is open.
-            .stdout(janitor)
+            // Never written to: the cleaner waits while it is open.
+            .stdout(cleaner_pipe)
             .stderr(Stdio::null())
             .process_group(0);
         for (key, value) in command.get_envs() {
@@ -216,14 +216,14 @@ impl Server {
                     log: self.log_tail(),
                 });
             }
-            sleep(POLL);
+            sleep(POLL_INTERVAL);
         }
     }
 
     /// Waits until the program has ended. Fails if it ended with failure.
     pub fn finish(mut self) -> Result<(), Error> {
         while self.running()? {
-            sleep(POLL);
+            sleep(POLL_INTERVAL);
         }
         Ok(())
     }

@@ -1,10 +1,10 @@
 //! Real servers for tests, the demo and benches.
 //!
-//! [`ControlPlane`] is etcd, kube-apiserver and kube-controller-manager, built once from their Go
-//! modules; [`Proxy`] simulates network faults in front of it; [`Nats`] is a NATS server with
-//! JetStream, built likewise; [`Postgres`], [`GitHttp`] and [`GitSsh`] are servers that the machine has
-//! installed. Each starts on free loopback ports in its own [`Scratch`] directory. The server and its directory
-//! are gone when the handle is dropped or this process ends in any way, SIGKILL included (see [`guard`]).
+//! [`ControlPlane`] is etcd, kube-apiserver and kube-controller-manager, built once from their Go modules; [`Proxy`]
+//! simulates network faults in front of it; [`Nats`] is a NATS server with JetStream, built likewise; [`Postgres`],
+//! [`GitHttp`] and [`GitSsh`] are servers that the machine has installed. Each starts on free loopback ports in its own
+//! [`Scratch`] directory. The server is stopped and its directory removed when the handle is dropped or this process
+//! ends in any way, SIGKILL included (see [`guard`]).
 //!
 //! A missing program is an [`Error`] that says what to install, never a skipped test.
 
@@ -27,12 +27,12 @@ pub mod programs;
 pub mod proxy;
 
 pub use certificates::Certificates;
-pub use control_plane::{ControlPlane, Rule};
+pub use control_plane::{ControlPlane, Grant};
 pub use error::Error;
 pub use git::{GitHttp, GitSsh};
 pub use guard::{Scratch, Server, Stop};
 pub use nats::Nats;
 pub use ports::free_port;
-pub use postgres::{Frozen, Postgres};
+pub use postgres::{Postgres, StoppedPostgres};
 pub use programs::{Programs, promtool};
-pub use proxy::{Moment, Past, Proxy};
+pub use proxy::{FailureMoment, Proxy, RecordedList};

@@ -111,9 +111,9 @@ impl Nats {
             let scratch = Scratch::new()?;
             let file = |name: &str| scratch.path().join(name).display().to_string();
             let certificates = tls.map(|(host, _)| write_certificates(&scratch, host)).transpose()?;
-            let tls = tls.map_or_else(String::new, |(_, of_clients)| {
+            let tls = tls.map_or_else(String::new, |(_, verifies_clients)| {
                 format!(
-                    "tls {{ cert_file: \"{}\", key_file: \"{}\", ca_file: \"{}\", verify: {of_clients} }}",
+                    "tls {{ cert_file: \"{}\", key_file: \"{}\", ca_file: \"{}\", verify: {verifies_clients} }}",
                     file("server.crt"),
                     file("server.key"),
                     file("ca.crt"),
@@ -122,7 +122,7 @@ impl Nats {
             let config = format!(
                 "host: 127.0.0.1\nport: {port}\nserver_name: \"{}\"\nmax_payload: {MAX_PAYLOAD}\n\
                  jetstream {{ store_dir: \"{}\" }}\n{tls}\n{config}\n",
-                name(&scratch),
+                server_name(&scratch),
                 file("store"),
             );
             scratch.write("nats.conf", config)?;
@@ -137,14 +137,14 @@ impl Nats {
         command.arg("--config").arg(self.scratch.path().join("nats.conf"));
         let mut server = Server::start(&self.scratch, "nats", Stop::Kill, &command)?;
         // Checks the name: another process may have started its own server on this port first.
-        let name = format!("\"server_name\":\"{}\"", name(&self.scratch));
-        server.wait_until(START_LIMIT, || greeting(self.port).is_some_and(|said| said.contains(&name)))?;
+        let name = format!("\"server_name\":\"{}\"", server_name(&self.scratch));
+        server.wait_until(START_LIMIT, || greeting(self.port).is_some_and(|line| line.contains(&name)))?;
         Ok(server)
     }
 }
 
 /// A unique name for the server.
-fn name(scratch: &Scratch) -> String {
+fn server_name(scratch: &Scratch) -> String {
     scratch.path().file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_comes_back_on_its_port_and_with_its_files() {
+    fn a_killed_server_resumes_on_its_port_with_its_files() {
         let mut nats = Nats::start().unwrap();
         let store = nats.scratch.path().join("store");
         assert!(greeting(nats.port).unwrap().contains("\"jetstream\":true"));

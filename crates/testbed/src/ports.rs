@@ -32,7 +32,7 @@ pub(crate) fn on_free_port<T>(mut start: impl FnMut(u16) -> Result<T, Error>) ->
 mod tests {
     use super::*;
 
-    fn lost_port() -> Error {
+    fn taken_port() -> Error {
         Error::Ended {
             name: "etcd".into(),
             status: "1".into(),
@@ -41,11 +41,11 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_port_is_tried_again_three_times_in_all() {
+    fn at_most_three_ports_are_tried() {
         let mut tries = 0;
         let outcome: Result<(), Error> = on_free_port(|_| {
             tries += 1;
-            Err(lost_port())
+            Err(taken_port())
         });
         assert!(outcome.is_err());
         assert_eq!(tries, 3);

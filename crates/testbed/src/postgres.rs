@@ -18,12 +18,12 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, 
 use crate::ports::on_free_port;
 use crate::{Error, Scratch, Server, Stop};
 
-/// Where Debian and Ubuntu keep each major version, outside of `PATH`.
-const DEBIAN: &str = "/usr/lib/postgresql";
+/// Where Debian and Ubuntu install each major version, outside of `PATH`.
+const DEBIAN_DIRECTORY: &str = "/usr/lib/postgresql";
 /// The first line that matches a client decides. The roles need not exist.
-const ACCESS: &str = "host all +with_password all scram-sha-256\nhost all all all trust\n";
+const ACCESS_RULES: &str = "host all +with_password all scram-sha-256\nhost all all all trust\n";
 /// With TLS these lines come first: the common name of the certificate must be the user.
-const ACCESS_BY_CERTIFICATE: &str = "hostssl all +with_certificate all trust clientcert=verify-full\nhostnossl all +with_certificate all reject\n";
+const ACCESS_RULES_BY_CERTIFICATE: &str = "hostssl all +with_certificate all trust clientcert=verify-full\nhostnossl all +with_certificate all reject\n";
 const START_LIMIT: Duration = Duration::from_mins(1);
 
 /// A running server; dropping it stops it.
@@ -32,7 +32,7 @@ pub struct Postgres {
     programs: PathBuf,
     port: u16,
     scratch: Scratch,
-    unprivileged: fn(&Path) -> Command,
+    unprivileged_command: fn(&Path) -> Command,
     /// Certificate of the server, PEM; `None` without TLS.
     certificate: Option<String>,
     /// Signs certificates of clients; `None` without TLS.
@@ -44,13 +44,13 @@ pub struct Postgres {
 impl Postgres {
     /// Starts a server of its own for one test, and returns when it answers.
     pub fn start() -> Result<Self, Error> {
-        let programs = programs(Path::new(DEBIAN), "pg_config").ok_or(Error::PostgresMissing)?;
+        let programs = programs(Path::new(DEBIAN_DIRECTORY), "pg_config").ok_or(Error::PostgresMissing)?;
         on_free_port(|port| Self::start_on(port, &programs, None))
     }
 
     /// Like [`Self::start`], with a self-signed certificate for `host`.
     pub fn start_with_tls(host: &str) -> Result<Self, Error> {
-        let programs = programs(Path::new(DEBIAN), "pg_config").ok_or(Error::PostgresMissing)?;
+        let programs = programs(Path::new(DEBIAN_DIRECTORY), "pg_config").ok_or(Error::PostgresMissing)?;
         on_free_port(|port| Self::start_on(port, &programs, Some(host)))
     }
 
@@ -66,11 +66,11 @@ impl Postgres {
     }
 
     /// Stops all processes of the server with SIGSTOP until the result is dropped: connections stay open but silent.
-    pub fn freeze(&self) -> Result<Frozen, Error> {
+    pub fn freeze(&self) -> Result<StoppedPostgres, Error> {
         let file = self.scratch.path().join("data/postmaster.pid");
         let text = std::fs::read_to_string(&file).map_err(Error::io("read the process id of postgres"))?;
         let id = text.lines().next().unwrap_or_default().to_owned();
-        let frozen = Frozen(id);
+        let frozen = StoppedPostgres(id);
         frozen.signal("STOP").map_err(Error::io("freeze postgres"))?;
         Ok(frozen)
     }
@@ -135,10 +135,10 @@ impl Postgres {
         let scratch = Scratch::new()?;
         let certificate = tls_host.map(|host| write_certificate(&scratch, host)).transpose()?;
         let authority = tls_host.map(|_| Authority::write(&scratch)).transpose()?;
-        let by_certificate = if tls_host.is_some() { ACCESS_BY_CERTIFICATE } else { "" };
-        scratch.write("access", format!("{by_certificate}{ACCESS}"))?;
-        let unprivileged = unprivileged(&scratch)?;
-        let mut initdb = unprivileged(&programs.join("initdb"));
+        let by_certificate = if tls_host.is_some() { ACCESS_RULES_BY_CERTIFICATE } else { "" };
+        scratch.write("access", format!("{by_certificate}{ACCESS_RULES}"))?;
+        let unprivileged_command = unprivileged_command(&scratch)?;
+        let mut initdb = unprivileged_command(&programs.join("initdb"));
         initdb
             .args(["--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C"])
             .args(["--no-sync", "-D"])
@@ -146,14 +146,14 @@ impl Postgres {
         Server::start(&scratch, "initdb", Stop::Kill, &initdb)?.finish()?;
         let programs = programs.to_owned();
         let mut postgres =
-            Self { programs, port, scratch, unprivileged, certificate, authority, server: None };
+            Self { programs, port, scratch, unprivileged_command, certificate, authority, server: None };
         postgres.resume()?;
         Ok(postgres)
     }
 
     fn run(&self) -> Result<Server, Error> {
         let file = |name: &str| self.scratch.path().join(name);
-        let mut command = (self.unprivileged)(&self.programs.join("postgres"));
+        let mut command = (self.unprivileged_command)(&self.programs.join("postgres"));
         command.arg("-D").arg(file("data"));
         let mut settings = vec![
             format!("port={}", self.port),
@@ -183,9 +183,9 @@ impl Postgres {
 
 /// A server whose processes are stopped. Dropping it lets them continue.
 #[derive(Debug)]
-pub struct Frozen(String);
+pub struct StoppedPostgres(String);
 
-impl Frozen {
+impl StoppedPostgres {
     /// Sends a signal to the server and to the processes of its sessions.
     fn signal(&self, name: &str) -> std::io::Result<()> {
         let script = r#"kill -"$1" "$2"; for child in $(pgrep -P "$2"); do kill -"$1" "$child"; done"#;
@@ -193,7 +193,7 @@ impl Frozen {
     }
 }
 
-impl Drop for Frozen {
+impl Drop for StoppedPostgres {
     fn drop(&mut self) {
         // A server that has ended needs no signal.
         self.signal("CONT").ok();
@@ -257,7 +257,7 @@ fn psql(programs: &Path, dsn: &str, sql: &str, format: &[&str]) -> Result<String
 }
 
 /// Returns how to run a program as a user other than root, and gives `scratch` and its files to that user.
-fn unprivileged(scratch: &Scratch) -> Result<fn(&Path) -> Command, Error> {
+fn unprivileged_command(scratch: &Scratch) -> Result<fn(&Path) -> Command, Error> {
     let path = scratch.path();
     let owner = fs::metadata(path).map_err(Error::io(format!("ask who owns {}", path.display())))?.uid();
     // This process has just created the directory, so the owner is the user that runs it.
@@ -281,7 +281,7 @@ fn unprivileged(scratch: &Scratch) -> Result<fn(&Path) -> Command, Error> {
 
 /// The directory of the server programs: the newest of Debian's, else the one `pg_config` names.
 fn programs(debian: &Path, pg_config: &str) -> Option<PathBuf> {
-    let complete = |directory: &PathBuf| {
+    let is_complete = |directory: &PathBuf| {
         ["initdb", "postgres", "psql"].iter().all(|program| directory.join(program).is_file())
     };
     let newest = fs::read_dir(debian).ok().and_then(|versions| {
@@ -291,13 +291,13 @@ fn programs(debian: &Path, pg_config: &str) -> Option<PathBuf> {
                 let number: u32 = version.file_name().to_str()?.parse().ok()?;
                 Some((number, version.path().join("bin")))
             })
-            .filter(|(_, directory)| complete(directory))
+            .filter(|(_, directory)| is_complete(directory))
             .max()
     });
     newest.map(|(_, directory)| directory).or_else(|| {
         let output = Command::new(pg_config).arg("--bindir").output().ok()?;
         let directory = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim_end());
-        Some(directory).filter(complete)
+        Some(directory).filter(is_complete)
     })
 }
 
@@ -316,10 +316,10 @@ mod tests {
     }
 
     #[test]
-    fn a_taken_port_is_recognised() {
+    fn a_taken_port_of_postgres_is_recognised() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let programs = programs(Path::new(DEBIAN), "pg_config").unwrap();
+        let programs = programs(Path::new(DEBIAN_DIRECTORY), "pg_config").unwrap();
         let error = Postgres::start_on(port, &programs, None).unwrap_err();
         assert!(error.is_port_taken(), "{error}");
     }
@@ -341,9 +341,9 @@ mod tests {
     }
 
     #[test]
-    fn no_server_means_advice() {
+    fn a_missing_server_is_reported_with_its_package() {
         assert_eq!(programs(Path::new("/nonexistent"), "/nonexistent/pg_config"), None);
-        let advice = Error::PostgresMissing.to_string();
-        assert_eq!(advice, "PostgreSQL server is missing: apt-get install postgresql");
+        let message = Error::PostgresMissing.to_string();
+        assert_eq!(message, "PostgreSQL server is missing: apt-get install postgresql");
     }
 }

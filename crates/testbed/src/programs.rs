@@ -24,17 +24,17 @@ struct Pins {
 }
 
 /// The directory exists, because this crate is always built from its repository.
-const CONTROL_PLANE: Pins = Pins {
+const CONTROL_PLANE_MODULE: Pins = Pins {
     go_mod: include_str!("../servers/go.mod"),
     directory: concat!(env!("CARGO_MANIFEST_DIR"), "/servers"),
 };
 
-const STREAMS: Pins = Pins {
+const NATS_MODULE: Pins = Pins {
     go_mod: include_str!("../servers/nats/go.mod"),
     directory: concat!(env!("CARGO_MANIFEST_DIR"), "/servers/nats"),
 };
 
-const RULE_TESTS: Pins = Pins {
+const PROMTOOL_MODULE: Pins = Pins {
     go_mod: include_str!("../servers/promtool/go.mod"),
     directory: concat!(env!("CARGO_MANIFEST_DIR"), "/servers/promtool"),
 };
@@ -68,7 +68,7 @@ struct Bundle {
 
 const KUBERNETES: Bundle = Bundle {
     name: "kubernetes",
-    pins: CONTROL_PLANE,
+    pins: CONTROL_PLANE_MODULE,
     module: "k8s.io/kubernetes",
     programs: &[
         ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
@@ -81,7 +81,7 @@ const KUBERNETES: Bundle = Bundle {
 
 const ETCD: Bundle = Bundle {
     name: "etcd",
-    pins: CONTROL_PLANE,
+    pins: CONTROL_PLANE_MODULE,
     module: "go.etcd.io/etcd/server/v3",
     programs: &[("etcd", "go.etcd.io/etcd/server/v3")],
     tags: "",
@@ -90,7 +90,7 @@ const ETCD: Bundle = Bundle {
 
 const NATS: Bundle = Bundle {
     name: "nats",
-    pins: STREAMS,
+    pins: NATS_MODULE,
     module: "github.com/nats-io/nats-server/v2",
     programs: &[("nats-server", "github.com/nats-io/nats-server/v2")],
     tags: "",
@@ -99,7 +99,7 @@ const NATS: Bundle = Bundle {
 
 const PROMTOOL: Bundle = Bundle {
     name: "promtool",
-    pins: RULE_TESTS,
+    pins: PROMTOOL_MODULE,
     module: "github.com/prometheus/prometheus",
     programs: &[("promtool", "github.com/prometheus/prometheus/cmd/promtool")],
     // Leaves out service discovery, which is most of the code and not needed to test rules.

@@ -9,8 +9,8 @@
 //! kubectl does not send its token over plain HTTP, so it is anonymous through the proxy. The Rust
 //! client sends its token.
 
+mod connections;
 mod lag;
-mod lines;
 mod request;
 mod rules;
 mod upstream;
@@ -27,11 +27,11 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::{ControlPlane, Error, Scratch};
-pub use lag::Past;
-use lines::{Line, Lines};
+use connections::{ProxyConnection, ProxyConnections};
+pub use lag::RecordedList;
 use request::Request;
-pub use rules::Moment;
-use rules::{Accident, Answer, Fate, Rules};
+pub use rules::FailureMoment;
+use rules::{Answer, PlannedFailure, RequestHandling, Rules};
 use upstream::Upstream;
 
 /// Pause after a connection could not be accepted, for example for lack of file descriptors.
@@ -48,7 +48,7 @@ pub struct Proxy {
 
 /// State that the threads share.
 struct Shared {
-    lines: Lines,
+    connections: ProxyConnections,
     rules: Rules,
     upstream: Upstream,
 }
@@ -58,7 +58,8 @@ impl Proxy {
     /// API server, whose address stays the same.
     pub fn start(plane: &ControlPlane) -> Result<Self, Error> {
         let upstream = Upstream::new(plane).map_err(Error::io("trust the API server"))?;
-        let shared = Arc::new(Shared { lines: Lines::default(), rules: Rules::default(), upstream });
+        let shared =
+            Arc::new(Shared { connections: ProxyConnections::default(), rules: Rules::default(), upstream });
         let scratch = Scratch::new()?;
         let action = "start a proxy";
         let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(Error::io(action))?;
@@ -76,45 +77,45 @@ impl Proxy {
     }
 
     /// A copy of a kubeconfig of the control plane, with this proxy as the server.
-    pub fn kubeconfig(&self, of: &Path) -> Result<PathBuf, Error> {
-        let action = || format!("read the kubeconfig {}", of.display());
-        let text = fs::read_to_string(of).map_err(Error::io(action()))?;
+    pub fn kubeconfig(&self, original: &Path) -> Result<PathBuf, Error> {
+        let action = || format!("read the kubeconfig {}", original.display());
+        let text = fs::read_to_string(original).map_err(Error::io(action()))?;
         let mut config: Value =
             serde_json::from_str(&text).map_err(io::Error::from).map_err(Error::io(action()))?;
         let no_cluster = || io::Error::new(io::ErrorKind::InvalidData, "it names no cluster");
         let cluster = config.pointer_mut("/clusters/0/cluster").ok_or_else(no_cluster);
         *cluster.map_err(Error::io(action()))? = json!({ "server": self.url() });
-        let name = of.file_name().unwrap_or_default().to_string_lossy();
+        let name = original.file_name().unwrap_or_default().to_string_lossy();
         self.scratch.write(&name, format!("{config:#}\n"))
     }
 
     /// Closes all connections that are open now. New ones work.
     pub fn cut(&self) {
-        self.shared.lines.cut();
+        self.shared.connections.cut();
     }
 
     /// While true, new connections are closed at once; those that are open are closed now.
-    pub fn refuse(&self, on: bool) {
-        self.shared.lines.refuse(on);
+    pub fn refuse(&self, enabled: bool) {
+        self.shared.connections.refuse(enabled);
     }
 
     /// While true, connections stay open, also those that the API server ends, but no byte passes on
     /// any of them. Afterwards all continue. A client that disconnects meanwhile is noticed.
     ///
     /// Requests are still logged when they reach the proxy.
-    pub fn stall(&self, on: bool) {
-        self.shared.lines.stall(on);
+    pub fn stall(&self, enabled: bool) {
+        self.shared.connections.stall(enabled);
     }
 
     /// Holds back requests whose request line satisfies `when`, as [`Self::stall`] does with all of them,
     /// until [`Self::release`]. Those that came before are not held.
     pub fn hold(&self, when: impl Fn(&str) -> bool + Send + Sync + 'static) {
-        self.shared.lines.hold(Box::new(when));
+        self.shared.connections.hold(Box::new(when));
     }
 
     /// Lets all requests that are held go on.
     pub fn release(&self) {
-        self.shared.lines.release();
+        self.shared.connections.release();
     }
 
     /// Answers the next `times` requests whose request line satisfies `when`, instead of forwarding
@@ -128,27 +129,31 @@ impl Proxy {
         headers: &[(&str, &str)],
         body: &str,
     ) {
-        let answer = Answer::Say(request::response(status, headers, body));
+        let answer = Answer::Response(request::response(status, headers, body));
         self.shared.rules.add(times, Box::new(when), answer);
     }
 
     /// Lets the next `times` requests whose request line satisfies `when` wait for an answer that never
     /// comes; [`Proxy::cut`] ends that.
     pub fn ignore(&self, times: usize, when: impl Fn(&str) -> bool + Send + Sync + 'static) {
-        self.shared.rules.add(times, Box::new(when), Answer::Nothing);
+        self.shared.rules.add(times, Box::new(when), Answer::NoResponse);
     }
 
     /// Makes one request fail: the `number`th, from 1, of those from now on whose request line satisfies
-    /// `when`. Its connection is closed without an answer. `happen` is called at `moment`, and has
+    /// `when`. Its connection is closed without an answer. `on_failure` is called at `moment`, and has
     /// returned before the connection is closed: it may end the client.
-    pub fn trap(
+    pub fn fail_nth(
         &self,
         number: usize,
         when: impl Fn(&str) -> bool + Send + Sync + 'static,
-        moment: Moment,
-        happen: impl FnOnce() + Send + 'static,
+        moment: FailureMoment,
+        on_failure: impl FnOnce() + Send + 'static,
     ) {
-        self.shared.rules.set_trap(number, Box::new(when), Accident { moment, happen: Box::new(happen) });
+        self.shared.rules.plan_failure(
+            number,
+            Box::new(when),
+            PlannedFailure { moment, on_failure: Box::new(on_failure) },
+        );
     }
 
     /// The request lines of all requests so far, in the order in which they arrived.
@@ -159,7 +164,7 @@ impl Proxy {
     /// How many requests are being relayed now. A watch counts until one side ends it; any other
     /// request counts for a moment longer than its client waits for the response.
     pub fn open(&self) -> usize {
-        self.shared.lines.relayed()
+        self.shared.connections.relayed_count()
     }
 }
 
@@ -171,7 +176,7 @@ impl fmt::Debug for Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        self.shared.lines.stop();
+        self.shared.connections.stop();
         // Wakes the acceptor, which then sees that the proxy has stopped.
         if TcpStream::connect(self.address).is_ok()
             && let Some(acceptor) = self.acceptor.take()
@@ -185,14 +190,14 @@ impl Drop for Proxy {
 impl Shared {
     /// Returns when all threads that it has started have ended.
     fn accept(&self, listener: &TcpListener) {
-        thread::scope(|scope| {
+        thread::scope(|spawner| {
             for client in listener.incoming() {
-                if self.lines.stopped() {
+                if self.connections.stopped() {
                     break;
                 }
-                match client.and_then(|client| self.lines.admit(client)) {
+                match client.and_then(|client| self.connections.admit(client)) {
                     // A failure is not reported here: the client sees that its connection is closed.
-                    Ok(Some(line)) => drop(scope.spawn(move || self.serve(&line).ok())),
+                    Ok(Some(connection)) => drop(spawner.spawn(move || self.serve(&connection).ok())),
                     Ok(None) => {}
                     Err(_) => sleep(ACCEPT_PAUSE),
                 }
@@ -200,37 +205,47 @@ impl Shared {
         });
     }
 
-    fn serve(&self, line: &Line<'_>) -> io::Result<()> {
-        let request = Request::read(&mut BufReader::new(line.client()))?;
-        let fate = self.rules.meet(&request.line);
-        line.hold_if_meant(&request.line);
-        thread::scope(|scope| {
-            scope.spawn(|| line.until_client_leaves());
-            let outcome = match fate {
-                Fate::Answered(Answer::Say(answer)) => line.client().write_all(&answer),
-                // The scope waits until the client disconnects.
-                Fate::Answered(Answer::Nothing) => return Ok(()),
-                Fate::Passes => self.relay(line, &request, &mut line.client()),
-                Fate::Meets(accident) => self.suffer(line, &request, accident),
+    fn serve(&self, connection: &ProxyConnection<'_>) -> io::Result<()> {
+        let request = Request::read(&mut BufReader::new(connection.client()))?;
+        let handling = self.rules.handling_of(&request.line);
+        connection.hold_if_matched(&request.line);
+        thread::scope(|spawner| {
+            spawner.spawn(|| connection.wait_for_disconnect());
+            let outcome = match handling {
+                RequestHandling::Answer(Answer::Response(answer)) => connection.client().write_all(&answer),
+                // The thread of the scope waits until the client disconnects.
+                RequestHandling::Answer(Answer::NoResponse) => return Ok(()),
+                RequestHandling::Forward => self.relay(connection, &request, &mut connection.client()),
+                RequestHandling::Fail(failure) => self.fail_request(connection, &request, failure),
             };
-            line.finish();
+            connection.finish();
             outcome
         })
     }
 
-    fn suffer(&self, line: &Line<'_>, request: &Request, accident: Accident) -> io::Result<()> {
-        let served = match accident.moment {
-            Moment::BeforeServer => Ok(()),
-            Moment::AfterServer => self.relay(line, request, &mut io::sink()),
+    fn fail_request(
+        &self,
+        connection: &ProxyConnection<'_>,
+        request: &Request,
+        failure: PlannedFailure,
+    ) -> io::Result<()> {
+        let served = match failure.moment {
+            FailureMoment::BeforeServer => Ok(()),
+            FailureMoment::AfterServer => self.relay(connection, request, &mut io::sink()),
         };
-        (accident.happen)();
+        (failure.on_failure)();
         served
     }
 
     /// Writes what the API server answers to `client`.
-    fn relay(&self, line: &Line<'_>, request: &Request, client: &mut impl Write) -> io::Result<()> {
-        line.count_as_relayed();
-        let mut server = self.upstream.connect(line)?;
+    fn relay(
+        &self,
+        connection: &ProxyConnection<'_>,
+        request: &Request,
+        client: &mut impl Write,
+    ) -> io::Result<()> {
+        connection.count_as_relayed();
+        let mut server = self.upstream.connect(connection)?;
         server.write_all(&request.bytes)?;
         server.flush()?;
         // Writes what one read has returned before it reads again.

@@ -26,32 +26,36 @@ use tokio::{
     time::{self, Duration, Instant},
 };
 
-use super::{Context, Target};
+use super::{CollectContext, Target};
 use crate::{
-    coverage::{Place, State},
+    coverage::{WatchState, WatchedKind},
     select::Namespaces,
     watch::{BlindReason, Blindness, Resolution},
 };
 use compare::Comparisons;
-use feed::{Arrival, Feed, QUEUE};
+use feed::{Feed, FeedEvent, QUEUE_LENGTH};
 use feeds::Feeds;
-use plan::Plan;
+use plan::QueryPlan;
 use renew::Renewals;
 use target::KindTarget;
 
 /// Keeps the rows of a kind up to date while targets select it.
-pub(super) async fn follow(context: Arc<Context>, gvk: Gvk, mut wanted: watch::Receiver<Vec<Arc<Target>>>) {
+pub(super) async fn follow(
+    context: Arc<CollectContext>,
+    gvk: Gvk,
+    mut wanted: watch::Receiver<Vec<Arc<Target>>>,
+) {
     let mut namespaces = context.namespaces.subscribe();
     let mut kinds = context.source.kinds();
     let Ok(known) = namespaces.wait_for(Option::is_some).await.map(|known| known.clone()) else { return };
-    let (sender, mut events) = mpsc::channel(QUEUE);
+    let (sender, mut events) = mpsc::channel(QUEUE_LENGTH);
     let period = context.settings.review.min(Duration::from_secs(5));
     let mut kind = KindTask::new(context, gvk, known.unwrap_or_default(), sender);
     kind.take_targets(&wanted.borrow_and_update().clone());
     kind.resolve().await;
     let mut tick = time::interval(period);
     tick.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
-    let mut arrivals = Vec::with_capacity(QUEUE);
+    let mut received = Vec::with_capacity(QUEUE_LENGTH);
     loop {
         if kind.plan.take_outdated() {
             kind.reconcile().await;
@@ -69,8 +73,8 @@ pub(super) async fn follow(context: Arc<Context>, gvk: Gvk, mut wanted: watch::R
             }
             Ok(()) = kinds.changed() => kind.resolve().await,
             _ = tick.tick() => kind.tick().await,
-            _ = events.recv_many(&mut arrivals, QUEUE) => {
-                arrivals.drain(..).for_each(|arrival| kind.hear(arrival));
+            _ = events.recv_many(&mut received, QUEUE_LENGTH) => {
+                received.drain(..).for_each(|event| kind.handle_event(event));
             }
         }
     }
@@ -102,30 +106,35 @@ impl ResolvedKind {
 }
 
 struct KindTask {
-    context: Arc<Context>,
+    context: Arc<CollectContext>,
     kind: ResolvedKind,
     targets: Vec<KindTarget>,
     namespaces: Arc<Namespaces>,
-    plan: Plan,
+    plan: QueryPlan,
     feeds: Feeds,
     renewals: Renewals,
     comparisons: Comparisons,
     /// When ended feeds and kinds that are not served were last checked.
-    tried: Instant,
+    last_check: Instant,
 }
 
 impl KindTask {
-    fn new(context: Arc<Context>, gvk: Gvk, known: Arc<Namespaces>, events: mpsc::Sender<Arrival>) -> Self {
+    fn new(
+        context: Arc<CollectContext>,
+        gvk: Gvk,
+        known: Arc<Namespaces>,
+        events: mpsc::Sender<FeedEvent>,
+    ) -> Self {
         Self {
             context,
             kind: ResolvedKind::new(gvk),
             targets: Vec::new(),
             namespaces: known,
-            plan: Plan::new(),
+            plan: QueryPlan::new(),
             feeds: Feeds::new(events),
             renewals: Renewals::default(),
             comparisons: Comparisons::new(),
-            tried: Instant::now(),
+            last_check: Instant::now(),
         }
     }
 
@@ -142,9 +151,10 @@ impl KindTask {
         if is_new {
             // Ask for the permissions of a new definition at once.
             self.plan.permissions.review_soon();
-            self.plan.permissions.doubt_denials(&self.namespaces);
+            self.plan.permissions.forget_denials(&self.namespaces);
         }
-        self.feeds.set_split(self.targets.iter().any(KindTarget::is_split));
+        self.feeds
+            .set_several_field_selectors(self.targets.iter().any(KindTarget::has_several_field_selectors));
         self.plan.outdate();
     }
 
@@ -157,16 +167,16 @@ impl KindTask {
             Resolution::Blind(blindness) if self.kind.is_served() && failed(blindness) => return,
             _ => {}
         }
-        let everywhere = Place { gvk: self.kind.gvk.clone(), namespace: None, field_selector: None };
+        let everywhere = WatchedKind { gvk: self.kind.gvk.clone(), namespace: None, field_selector: None };
         match &resolution {
             Resolution::Served(resource) => {
-                self.context.coverage.name(&self.kind.gvk, &resource.name, resource.namespaced);
+                self.context.coverage.set_resource(&self.kind.gvk, &resource.name, resource.namespaced);
             }
             Resolution::Absent => {
-                self.context.coverage.set(&everywhere, State::Absent);
+                self.context.coverage.set(&everywhere, WatchState::Absent);
                 self.targets.iter_mut().for_each(KindTarget::remove_all);
             }
-            Resolution::Blind(blindness) => self.context.tell_blind(&everywhere, blindness.clone()),
+            Resolution::Blind(blindness) => self.context.report_blind(&everywhere, blindness.clone()),
         }
         self.kind.resolution = Some(resolution);
         self.feeds.drop_ended(Feed::is_synced);
@@ -179,14 +189,14 @@ impl KindTask {
             return;
         }
         if self.plan.permissions.is_review_due(now, settings.review) {
-            // Denied places are planned again, which asks for permission first.
+            // Denied queries are planned again, which asks for permission first.
             if !self.plan.permissions.denied().is_empty() {
                 self.plan.outdate();
             }
-            self.plan.permissions.doubt_denials(&self.namespaces);
+            self.plan.permissions.forget_denials(&self.namespaces);
         }
-        if now.duration_since(self.tried) >= settings.review {
-            self.tried = now;
+        if now.duration_since(self.last_check) >= settings.review {
+            self.last_check = now;
             let has_ended = self.feeds.iter().any(Feed::is_ended);
             if !self.kind.is_served() || has_ended {
                 self.resolve().await;
@@ -196,15 +206,15 @@ impl KindTask {
                 self.plan.outdate();
             }
         }
-        let stalled = |index: &usize| self.feeds.at(*index).is_stalled(now, settings.patience);
+        let stalled = |index: &usize| self.feeds.at(*index).is_stalled(now, settings.stall_timeout);
         let stalled: Vec<usize> = (0..self.feeds.iter().len()).filter(stalled).collect();
         for index in stalled {
-            let (kind, seconds) = (&self.kind.gvk, settings.patience.as_secs());
+            let (kind, seconds) = (&self.kind.gvk, settings.stall_timeout.as_secs());
             let message = format!("list {kind}: nothing came for {seconds} s");
-            self.blind(index, Blindness { reason: BlindReason::Failed, message });
+            self.handle_blind(index, Blindness { reason: BlindReason::Failed, message });
         }
         self.renew();
-        self.judge(now);
+        self.mark_feeds_with_missed_events(now);
         if self.comparisons.are_due(now, settings.resync) {
             self.start_comparisons();
         }

@@ -6,9 +6,9 @@ use futures::StreamExt;
 use kollect_model::crd::shapes::Gvk;
 use tokio::{sync::watch::Receiver, time};
 
-use super::{Context, panic_of};
+use super::{CollectContext, panic_of};
 use crate::{
-    coverage::{Place, State},
+    coverage::{WatchState, WatchedKind},
     select::{Namespaces, same_metadata},
     tasks::{Task, TaskKind, TaskName},
     watch::{BlindReason, Blindness, Event, Metadata, Query},
@@ -20,15 +20,15 @@ pub(super) fn kind() -> Gvk {
 }
 
 /// Starts the task that publishes the known namespaces.
-pub(super) fn start(context: &Arc<Context>) -> Task {
+pub(super) fn start(context: &Arc<CollectContext>) -> Task {
     let (own, panicked) = (context.clone(), context.clone());
     let name = TaskName::of_kind(TaskKind::Watch, &kind(), None);
     context.tasks.restarted(
         name,
         move || follow(own.clone()),
         move |pause| {
-            let place = Place { gvk: kind(), namespace: None, field_selector: None };
-            panicked.tell_blind(&place, panic_of(&kind()));
+            let watched = WatchedKind { gvk: kind(), namespace: None, field_selector: None };
+            panicked.report_blind(&watched, panic_of(&kind()));
             if panicked.namespaces.borrow().is_none() {
                 publish_named(&panicked);
             }
@@ -39,17 +39,17 @@ pub(super) fn start(context: &Arc<Context>) -> Task {
 
 /// Publishes the known namespaces. Without permission to list them, those that targets name are assumed to exist. A
 /// complete list stays in use while namespaces cannot be listed again.
-async fn follow(context: Arc<Context>) {
+async fn follow(context: Arc<CollectContext>) {
     let query = Query { metadata_only: true, follow: context.settings.follow, ..Query::all(kind()) };
-    let place = Place { gvk: query.gvk.clone(), namespace: None, field_selector: None };
+    let watched = WatchedKind { gvk: query.gvk.clone(), namespace: None, field_selector: None };
     let mut names = context.named.subscribe();
-    let mut told = false;
+    let mut was_reported = false;
     loop {
         if context.source.permits(&query).await {
-            told = watch(&context, &query, &place, &mut names).await;
-        } else if !std::mem::replace(&mut told, true) {
+            was_reported = watch(&context, &query, &watched, &mut names).await;
+        } else if !std::mem::replace(&mut was_reported, true) {
             let message = "list namespaces in the whole cluster: forbidden; grant the verb list on it".into();
-            context.tell_blind(&place, Blindness { reason: BlindReason::Forbidden, message });
+            context.report_blind(&watched, Blindness { reason: BlindReason::Forbidden, message });
         }
         if !context.namespaces.borrow().as_ref().is_some_and(|known| known.complete) {
             publish_named(&context);
@@ -66,7 +66,7 @@ async fn follow(context: Arc<Context>) {
     }
 }
 
-fn publish_named(context: &Context) {
+fn publish_named(context: &CollectContext) {
     let within = context.settings.within.iter().flatten();
     let names: Vec<Arc<str>> = within.chain(context.named.borrow().iter()).cloned().collect();
     let known = names.into_iter().map(|name| {
@@ -79,12 +79,12 @@ fn publish_named(context: &Context) {
 
 /// Watches the namespaces until the stream ends. Returns whether blindness was reported.
 async fn watch(
-    context: &Context,
+    context: &CollectContext,
     query: &Query,
-    place: &Place,
+    watched: &WatchedKind,
     names: &mut Receiver<BTreeSet<Arc<str>>>,
 ) -> bool {
-    let mut told = false;
+    let mut was_reported = false;
     let mut events = context.source.watch(query.clone());
     // A list is published as a whole: with a part of it, the other namespaces would look deleted.
     let mut listing: Option<Namespaces> = None;
@@ -100,14 +100,14 @@ async fn watch(
             }
             event = events.next() => event,
         };
-        let Some(event) = event else { return told };
+        let Some(event) = event else { return was_reported };
         match event {
             Event::Listing { total } => {
                 listing = Some(Namespaces::default());
-                context.coverage.set(place, State::Listing { seen: 0, total });
+                context.coverage.set(watched, WatchState::Listing { seen: 0, total });
             }
             Event::Apply(object) => {
-                context.coverage.count(place, 1);
+                context.coverage.count(watched, 1);
                 let metadata = Arc::new(object.metadata);
                 let known = context.namespaces.borrow().clone().unwrap_or_default();
                 let before = known.known.get(&metadata.name).map(|known| &**known);
@@ -126,13 +126,13 @@ async fn watch(
                     let namespaces = Namespaces { complete: true, ..listed };
                     context.namespaces.send_replace(Some(Arc::new(namespaces)));
                 }
-                context.coverage.set(place, State::synced(version));
+                context.coverage.set(watched, WatchState::synced(version));
             }
-            Event::Progress { version } => context.coverage.set(place, State::synced(version)),
-            Event::Resumed => context.coverage.set(place, State::synced(0)),
+            Event::Progress { version } => context.coverage.set(watched, WatchState::synced(version)),
+            Event::Resumed => context.coverage.set(watched, WatchState::synced(0)),
             Event::Blind(blindness) => {
-                context.tell_blind(place, blindness);
-                told = true;
+                context.report_blind(watched, blindness);
+                was_reported = true;
                 if context.namespaces.borrow().is_none() {
                     publish_named(context);
                 }
@@ -142,7 +142,7 @@ async fn watch(
 }
 
 /// Changes the running list, or the published namespaces if no list is running.
-fn change(context: &Context, listing: &mut Option<Namespaces>, change: impl FnOnce(&mut Namespaces)) {
+fn change(context: &CollectContext, listing: &mut Option<Namespaces>, change: impl FnOnce(&mut Namespaces)) {
     match listing {
         Some(namespaces) => change(namespaces),
         None => context.namespaces.send_modify(|known| {

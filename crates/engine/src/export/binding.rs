@@ -18,8 +18,8 @@ use kollect_model::{
 };
 
 use super::{
-    BindingProgress, ClaimChecks, Cleaned, CurrentClaim, HeldRemovals, Outcome, RemovalGuard, Selection,
-    Siblings,
+    BindingProgress, ClaimChecks, CleaningOutcome, CurrentClaim, HeldRemovals, Outcome, RemovalGuard,
+    SelectionDigests, SiblingBindings,
 };
 use crate::{
     schedule::{Breaker, Cadence},
@@ -72,7 +72,7 @@ impl LastChecksum {
 
 /// Opens a sink, any number of times. A change of the sink's spec or Secrets creates a new value.
 #[async_trait]
-pub trait Open: Send + Sync {
+pub trait OpenSink: Send + Sync {
     /// Connects.
     async fn open(&self) -> Result<Box<dyn Sink>, SinkError>;
 }
@@ -100,7 +100,7 @@ pub struct Binding {
     /// The claim that it holds; shared by all versions of a binding.
     pub current: CurrentClaim,
     /// Bindings of the inventory whose destinations may be the same under another name, including this one.
-    pub siblings: Siblings,
+    pub siblings: SiblingBindings,
     /// Shared by all bindings of the sink.
     pub claim_checks: Arc<ClaimChecks>,
     /// Time between checks of the claim without a write; `None`: the default of the sink; zero: no checks.
@@ -110,9 +110,9 @@ pub struct Binding {
     /// When to write.
     pub cadence: Cadence,
     /// What is known about targets and kinds that do not belong to the inventory.
-    pub rest: Visibility,
-    /// Everything that the run covers: a kind that was seen there is not blind.
-    pub scope: Visibility,
+    pub outside: Visibility,
+    /// What the run watches: a kind that was seen there is not blind.
+    pub watched: Visibility,
     /// Which rows of the targets belong to the inventory.
     pub row_filter: RowFilter,
     /// Limits how many rows changed specs may remove; `None`: no limit.
@@ -120,7 +120,7 @@ pub struct Binding {
     /// Digest of what the specs select, for the guard; empty without one.
     pub selected: String,
     /// What the specs selected when the sink last got all rows; shared by all versions of a binding.
-    pub selection: Selection,
+    pub selection: SelectionDigests,
     /// Largest part of a document, in bytes.
     pub part_bytes: usize,
     /// Checksum of what was sent last, for sinks that cannot be read back; shared by all versions of a binding.
@@ -128,7 +128,7 @@ pub struct Binding {
     /// A changed value requests a comparison now.
     pub requested: Option<String>,
     /// Opens the sink.
-    pub sink: Arc<dyn Open>,
+    pub sink: Arc<dyn OpenSink>,
     /// Shared by all bindings of the sink.
     pub breaker: Arc<Breaker>,
 }
@@ -139,7 +139,7 @@ impl Binding {
         inventory: InventoryId,
         claimant: Claimant,
         destination: Destination,
-        sink: Arc<dyn Open>,
+        sink: Arc<dyn OpenSink>,
     ) -> Self {
         Self {
             inventory,
@@ -150,17 +150,17 @@ impl Binding {
             counts_namespaces: false,
             claimant,
             current: CurrentClaim::default(),
-            siblings: Siblings::default(),
+            siblings: SiblingBindings::default(),
             claim_checks: Arc::default(),
             claim_check_interval: None,
             targets: Vec::new(),
             cadence: Cadence::default(),
-            rest: Visibility::Everything,
-            scope: Visibility::Everything,
+            outside: Visibility::Everything,
+            watched: Visibility::Everything,
             row_filter: RowFilter::default(),
             removal_guard: None,
             selected: String::new(),
-            selection: Selection::default(),
+            selection: SelectionDigests::default(),
             part_bytes: PART_BYTES,
             last_checksum: LastChecksum::default(),
             requested: None,
@@ -215,7 +215,7 @@ pub enum BindingEvent<'a> {
     /// The cleaning of a destination that the inventory is no longer written to has ended.
     Cleaned {
         /// The result.
-        cleaned: &'a Cleaned,
+        cleaned: &'a CleaningOutcome,
         /// The binding has another destination now.
         moved: bool,
     },

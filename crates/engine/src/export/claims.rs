@@ -12,21 +12,21 @@ use kollect_model::{
     backoff::Backoff,
     batch::InventoryId,
     binding::SinkName,
-    claim::{Claim, Claimant, Writer},
+    claim::{Claim, Claimant, WriterProgram},
     sink::{Delivery, Sink, SinkError, SinkReason},
 };
 use tokio::time::Instant;
 
-use super::{Binding, Open};
+use super::{Binding, OpenSink};
 use crate::{clock, schedule::TerminalPauses};
 
 /// The claim that a binding holds now, visible to other bindings of its inventory. Empty while the binding holds
 /// none, or does not know whether it does.
 #[derive(Clone, Debug, Default)]
-pub struct CurrentClaim(Arc<Mutex<Known>>);
+pub struct CurrentClaim(Arc<Mutex<ClaimState>>);
 
 #[derive(Debug, Default)]
-struct Known {
+struct ClaimState {
     claim: Option<Claim>,
     /// Epoch of the last claim that was granted.
     last_epoch: i64,
@@ -35,7 +35,7 @@ struct Known {
 }
 
 impl CurrentClaim {
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, ClaimState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -46,13 +46,13 @@ impl CurrentClaim {
 
     /// Whether this claim, which was read from a destination, is the one that the binding holds: then the
     /// destination is the one that the binding writes.
-    pub(super) fn is(&self, read: &Claim) -> bool {
+    pub(super) fn matches(&self, read: &Claim) -> bool {
         let known = self.lock();
         known.claim.as_ref().is_some_and(|claim| claim.writer_id.is_some() && claim.is_same_writer(read))
     }
 
     /// Records that the destination is a copy of another one and has its id: the next claim gives it a new id.
-    pub(super) fn note_copy_of(&self, id: &str) {
+    pub(super) fn record_copy_of(&self, id: &str) {
         let mut known = self.lock();
         if !known.copy_of.iter().any(|known| known == id) {
             known.copy_of.push(id.to_owned());
@@ -72,16 +72,16 @@ impl CurrentClaim {
 
 /// The bindings of an inventory whose destinations may be the same one under several names. Shared by all of them.
 #[derive(Clone, Default)]
-pub struct Siblings(Arc<Mutex<Vec<Sibling>>>);
+pub struct SiblingBindings(Arc<Mutex<Vec<SiblingBinding>>>);
 
-impl Siblings {
+impl SiblingBindings {
     /// Replaces the bindings.
-    pub fn set(&self, siblings: Vec<Sibling>) {
+    pub fn set(&self, siblings: Vec<SiblingBinding>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = siblings;
     }
 
     /// All bindings except the one with this claim.
-    fn but(&self, own: &CurrentClaim) -> Vec<Sibling> {
+    fn except(&self, own: &CurrentClaim) -> Vec<SiblingBinding> {
         let siblings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         siblings.iter().filter(|sibling| !Arc::ptr_eq(&sibling.current.0, &own.0)).cloned().collect()
     }
@@ -89,29 +89,29 @@ impl Siblings {
 
 /// A binding of an inventory, whose destination may be the same as that of another one.
 #[derive(Clone)]
-pub struct Sibling {
+pub struct SiblingBinding {
     /// Its sink, for messages.
     pub name: SinkName,
     /// The claim that it holds.
     pub current: CurrentClaim,
     /// How to reach its destination.
-    pub sink: Arc<dyn Open>,
+    pub sink: Arc<dyn OpenSink>,
 }
 
 /// A claim that was granted. Other bindings see it until it is dropped.
-pub(super) struct Granted {
+pub(super) struct GrantedClaim {
     pub(super) claim: Claim,
     current: CurrentClaim,
 }
 
-impl Drop for Granted {
+impl Drop for GrantedClaim {
     fn drop(&mut self) {
         self.current.clear();
     }
 }
 
 /// Claims the inventory of a binding, for the first time or again. The epoch is higher than `epoch`.
-pub(super) async fn claim(binding: &Binding, sink: &dyn Sink, epoch: i64) -> Result<Granted, SinkError> {
+pub(super) async fn claim(binding: &Binding, sink: &dyn Sink, epoch: i64) -> Result<GrantedClaim, SinkError> {
     let Binding { inventory, claimant, current, .. } = binding;
     // Until the sink answers, it is not known which claim the destination holds.
     current.clear();
@@ -124,7 +124,7 @@ pub(super) async fn claim(binding: &Binding, sink: &dyn Sink, epoch: i64) -> Res
     let claimant = Claimant { id, at, last_epoch, copy_of, ..claimant.clone() };
     let claim = sink.claim(inventory, &claimant).await?;
     current.set(&claim);
-    Ok(Granted { claim, current: current.clone() })
+    Ok(GrantedClaim { claim, current: current.clone() })
 }
 
 /// The claim of an inventory as its destination holds it.
@@ -136,12 +136,12 @@ pub(super) async fn held(sink: &dyn Sink, inventory: &InventoryId) -> Result<Opt
 /// under another name, or the command line has taken it over since this binding held it (`fenced`).
 pub(super) async fn check_free(binding: &Binding, sink: &dyn Sink, fenced: bool) -> Result<(), SinkError> {
     let Binding { inventory, claimant, .. } = binding;
-    let siblings = binding.siblings.but(&binding.current);
+    let siblings = binding.siblings.except(&binding.current);
     if sink.delivery() == Delivery::Snapshots || siblings.is_empty() && !fenced {
         return Ok(());
     }
     let Some(held) = held(sink, inventory).await? else { return Ok(()) };
-    if let Some(sibling) = siblings.iter().find(|sibling| sibling.current.is(&held)) {
+    if let Some(sibling) = siblings.iter().find(|sibling| sibling.current.matches(&held)) {
         let why = format!(
             "two references of one inventory lead to one destination: {} writes it under another name; remove one \
              of them",
@@ -149,8 +149,8 @@ pub(super) async fn check_free(binding: &Binding, sink: &dyn Sink, fenced: bool)
         );
         return Err(SinkError::new(SinkReason::Incompatible, why));
     }
-    let by_command_line = held.writer == Writer::Cli && held.owner == claimant.owner;
-    if fenced && by_command_line && claimant.writer == Writer::Operator {
+    let by_command_line = held.writer == WriterProgram::Cli && held.owner == claimant.owner;
+    if fenced && by_command_line && claimant.writer == WriterProgram::Operator {
         let none = Claim { owner: claimant.owner.clone(), ..Claim::default() };
         return Claim::admits(Some(&held), inventory, &none);
     }
@@ -162,18 +162,18 @@ pub(super) async fn check_free(binding: &Binding, sink: &dyn Sink, fenced: bool)
 pub struct ClaimChecks {
     /// How many bindings hold a claim for each inventory.
     holders: Mutex<BTreeMap<InventoryId, usize>>,
-    checked: tokio::sync::Mutex<Checked>,
+    checked: tokio::sync::Mutex<CheckedClaims>,
 }
 
 #[derive(Debug, Default)]
-struct Checked {
+struct CheckedClaims {
     /// When the last request was sent.
     at: Option<Instant>,
     claims: BTreeMap<InventoryId, Option<Claim>>,
 }
 
 /// A binding that takes part in the checks of its sink.
-pub(super) struct Checking {
+pub(super) struct ClaimCheckMember {
     checks: Arc<ClaimChecks>,
     inventory: InventoryId,
 }
@@ -183,13 +183,13 @@ impl ClaimChecks {
         self.holders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn join(self: &Arc<Self>, inventory: &InventoryId) -> Checking {
+    pub(super) fn join(self: &Arc<Self>, inventory: &InventoryId) -> ClaimCheckMember {
         *self.holders().entry(inventory.clone()).or_default() += 1;
-        Checking { checks: self.clone(), inventory: inventory.clone() }
+        ClaimCheckMember { checks: self.clone(), inventory: inventory.clone() }
     }
 }
 
-impl Checking {
+impl ClaimCheckMember {
     /// The claim as the destination holds it, and when it was read. A result that was read for another binding is
     /// used if it is not older than `interval`, and newer than `since`: the last write or check of this binding.
     pub(super) async fn held(
@@ -207,12 +207,12 @@ impl Checking {
         let inventories: Vec<InventoryId> = self.checks.holders().keys().cloned().collect();
         let at = Instant::now();
         let claims = sink.claims(&inventories).await?;
-        *checked = Checked { at: Some(at), claims: inventories.into_iter().zip(claims).collect() };
+        *checked = CheckedClaims { at: Some(at), claims: inventories.into_iter().zip(claims).collect() };
         Ok((checked.claims.get(&self.inventory).cloned().flatten(), at))
     }
 }
 
-impl Drop for Checking {
+impl Drop for ClaimCheckMember {
     fn drop(&mut self) {
         let mut holders = self.checks.holders();
         if let Some(count) = holders.get_mut(&self.inventory) {
@@ -226,7 +226,7 @@ impl Drop for Checking {
 
 /// Pauses of a binding that another process of its cluster has fenced. They grow: two operators that fence each other
 /// would otherwise do so at a constant rate.
-const FENCED: Backoff = Backoff::new(Duration::from_secs(5), TerminalPauses::LONG);
+const FENCED_PAUSES: Backoff = Backoff::new(Duration::from_secs(5), TerminalPauses::LONG);
 
 /// A claim that was held for this long resets the pauses after a fencing.
 const UNDISPUTED: Duration = Duration::from_mins(15);
@@ -235,33 +235,33 @@ const UNDISPUTED: Duration = Duration::from_mins(15);
 const LOST_AGAIN: Duration = Duration::from_secs(10);
 
 /// What has happened to the claims of a binding since it last changed.
-pub(super) struct Disputes {
+pub(super) struct ClaimDisputes {
     fenced: bool,
     /// When the last claim was granted.
     granted: Option<Instant>,
     pauses: Backoff,
 }
 
-impl Default for Disputes {
+impl Default for ClaimDisputes {
     fn default() -> Self {
-        Self { fenced: false, granted: None, pauses: FENCED }
+        Self { fenced: false, granted: None, pauses: FENCED_PAUSES }
     }
 }
 
-impl Disputes {
+impl ClaimDisputes {
     /// A claim was granted.
     pub(super) fn granted(&mut self) {
         (self.fenced, self.granted) = (false, Some(Instant::now()));
     }
 
-    fn has_stood_for(&self, time: Duration) -> bool {
+    fn was_held_for(&self, time: Duration) -> bool {
         self.granted.is_none_or(|granted| granted.elapsed() >= time)
     }
 
     /// Another writer has claimed the inventory. Returns how long to wait before it is claimed again.
     pub(super) fn fenced(&mut self) -> Duration {
-        if !mem::replace(&mut self.fenced, true) && self.has_stood_for(UNDISPUTED) {
-            self.pauses = FENCED;
+        if !mem::replace(&mut self.fenced, true) && self.was_held_for(UNDISPUTED) {
+            self.pauses = FENCED_PAUSES;
         }
         self.pauses.next(fastrand::f64())
     }
@@ -273,6 +273,6 @@ impl Disputes {
 
     /// Whether a claim that is lost may be claimed again without a pause.
     pub(super) fn may_claim_at_once(&self) -> bool {
-        self.has_stood_for(LOST_AGAIN)
+        self.was_held_for(LOST_AGAIN)
     }
 }

@@ -13,15 +13,15 @@ use kollect_model::{
 };
 
 use super::{
-    Binding, CurrentClaim, KeptRows, MayWrite, Sibling, Stopped,
-    claims::{self, Granted},
+    AttemptStopped, Binding, CurrentClaim, KeptRows, MayWrite, SiblingBinding,
+    claims::{self, GrantedClaim},
     deadline,
 };
 use crate::store::{StoreReader, Visibility};
 
 /// A destination that an inventory is no longer written to.
 #[derive(Clone)]
-pub struct Leftover {
+pub struct AbandonedDestination {
     /// The binding that wrote there.
     pub name: BindingName,
     /// Where that is, how to reach it, and as which inventory and cluster. A take-over is never used. If the binding
@@ -30,14 +30,14 @@ pub struct Leftover {
     /// The claim was granted at some time. Otherwise it may have been granted to a process that crashed.
     pub was_granted: bool,
     /// Bindings of the inventory that may write the same destination under another name.
-    pub others: Vec<Sibling>,
+    pub others: Vec<SiblingBinding>,
     /// The binding has another destination now.
     pub moved: bool,
 }
 
 /// How cleaning ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Cleaned {
+pub enum CleaningOutcome {
     /// Nothing of the inventory is left.
     Removed,
     /// The destination is the one of this sink under another name: nothing was touched.
@@ -48,15 +48,15 @@ pub enum Cleaned {
 
 /// Range of the random step of the epoch. Tables of older versions have no ids of writers: there, an epoch that no
 /// other claim has distinguishes two destinations.
-const JUMP: std::ops::Range<i64> = 1..1_000_000;
+const EPOCH_STEP: std::ops::Range<i64> = 1..1_000_000;
 
 /// Removes everything of an inventory from a destination, if the claim there belongs to this owner.
 pub(crate) async fn clean(
-    leftover: &Leftover,
+    abandoned: &AbandonedDestination,
     rows: &StoreReader,
     may_write: &MayWrite,
-) -> Result<Cleaned, Stopped> {
-    let Leftover { binding, was_granted, others, moved, .. } = leftover;
+) -> Result<CleaningOutcome, AttemptStopped> {
+    let AbandonedDestination { binding, was_granted, others, moved, .. } = abandoned;
     let own = Binding {
         claimant: Claimant { take_over: TakeOver::Never, ..binding.claimant.clone() },
         current: CurrentClaim::default(),
@@ -66,36 +66,38 @@ pub(crate) async fn clean(
     if sink.delivery() == Delivery::Snapshots {
         let granted = claim(&own, &*sink, 0, may_write).await?;
         sink.forget(&own.inventory, &granted.claim).await?;
-        return Ok(Cleaned::Removed);
+        return Ok(CleaningOutcome::Removed);
     }
     let held = claims::held(&*sink, &own.inventory).await?;
     match &held {
-        None if !was_granted => return Ok(Cleaned::NotOurs),
-        Some(held) if held.owner != own.claimant.owner => return Ok(Cleaned::NotOurs),
+        None if !was_granted => return Ok(CleaningOutcome::NotOurs),
+        Some(held) if held.owner != own.claimant.owner => return Ok(CleaningOutcome::NotOurs),
         _ => {}
     }
-    if let Some(other) = held.as_ref().and_then(|held| others.iter().find(|other| other.current.is(held))) {
-        return Ok(Cleaned::SameAs(other.name.clone()));
+    if let Some(other) =
+        held.as_ref().and_then(|held| others.iter().find(|other| other.current.matches(held)))
+    {
+        return Ok(CleaningOutcome::SameAs(other.name.clone()));
     }
     if *moved {
         check_replaced(&own, &*sink, rows).await?;
     }
-    let epoch = held.as_ref().map_or(0, |held| held.epoch) + fastrand::i64(JUMP);
+    let epoch = held.as_ref().map_or(0, |held| held.epoch) + fastrand::i64(EPOCH_STEP);
     let granted = claim(&own, &*sink, epoch, may_write).await?;
     for other in others {
         if is_same(other, &own, &granted.claim).await? {
-            return Ok(Cleaned::SameAs(other.name.clone()));
+            return Ok(CleaningOutcome::SameAs(other.name.clone()));
         }
         let id = other.current.get().and_then(|claim| claim.destination_id);
         if let Some(id) = id.filter(|id| Some(id) == granted.claim.destination_id.as_ref()) {
-            other.current.note_copy_of(&id);
+            other.current.record_copy_of(&id);
         }
     }
     if !may_write() {
-        return Err(Stopped::MayNotWrite);
+        return Err(AttemptStopped::MayNotWrite);
     }
     sink.forget(&own.inventory, &granted.claim).await?;
-    Ok(Cleaned::Removed)
+    Ok(CleaningOutcome::Removed)
 }
 
 /// Fails while rows of kinds that a target has left wait for the kinds that it selects now. If this process does not
@@ -105,7 +107,7 @@ async fn check_replaced(binding: &Binding, sink: &dyn Sink, rows: &StoreReader) 
         // Nothing waits: the destination need not be read.
         return Ok(());
     }
-    let snapshot = rows.snapshot_of_seen(&binding.targets, binding.rest.clone());
+    let snapshot = rows.snapshot_of_seen(&binding.targets, binding.outside.clone());
     let mut baseline = sink.baseline(&binding.inventory).await?;
     baseline.retain(|key, _| !snapshot.rows.contains_key(key));
     let kept = KeptRows::among(&baseline, &snapshot, snapshot.visibilities());
@@ -127,15 +129,15 @@ async fn claim(
     sink: &dyn Sink,
     epoch: i64,
     may_write: &MayWrite,
-) -> Result<Granted, Stopped> {
+) -> Result<GrantedClaim, AttemptStopped> {
     if !may_write() {
-        return Err(Stopped::MayNotWrite);
+        return Err(AttemptStopped::MayNotWrite);
     }
     Ok(claims::claim(binding, sink, epoch).await?)
 }
 
 /// Whether a claim that was just written is read in the destination of another binding, too.
-async fn is_same(other: &Sibling, own: &Binding, written: &Claim) -> Result<bool, SinkError> {
+async fn is_same(other: &SiblingBinding, own: &Binding, written: &Claim) -> Result<bool, SinkError> {
     let sink = deadline::open(&*other.sink).await?;
     if sink.delivery() == Delivery::Snapshots {
         return Ok(false);

@@ -10,9 +10,9 @@ use crate::{
 /// How many blind kinds are named.
 const NAMED_KINDS: usize = 5;
 
-/// What could be seen, in one line: `complete`, or what is blind. `scope` is everything that a run covers.
-pub fn coverage(seen: &Visibilities, scope: &Visibility) -> String {
-    unseen(seen, |visibility| is_complete(visibility, scope))
+/// What could be seen, in one line: `complete`, or what is blind. `watched` is everything that a run watches.
+pub fn coverage(seen: &Visibilities, watched: &Visibility) -> String {
+    unseen(seen, |visibility| is_complete(visibility, watched))
 }
 
 /// The same; `is_seen` decides whether a visibility is complete.
@@ -23,8 +23,8 @@ pub(super) fn unseen(seen: &Visibilities, is_seen: impl Fn(&Visibility) -> bool)
         .map(|((target, group, kind), visibility)| {
             let dot = if group.is_empty() { "" } else { "." };
             let names = |found: &BTreeSet<Arc<str>>| names::namespaces(found, found.len());
-            let place = match visibility.within_reach() {
-                Visibility::AllBut(dark) => format!(" in {}", names(dark)),
+            let namespaces = match visibility.within_reach() {
+                Visibility::AllBut(blind_namespaces) => format!(" in {}", names(blind_namespaces)),
                 Visibility::Within(seen) => format!(" but in {}", names(seen)),
                 Visibility::Everything
                 | Visibility::Absent
@@ -32,7 +32,7 @@ pub(super) fn unseen(seen: &Visibilities, is_seen: impl Fn(&Visibility) -> bool)
                 | Visibility::Partial
                 | Visibility::WithinReach { .. } => String::new(),
             };
-            format!("{kind}{dot}{group} of {target}{place}")
+            format!("{kind}{dot}{group} of {target}{namespaces}")
         })
         .collect();
     match blind.len() {
@@ -45,9 +45,9 @@ pub(super) fn unseen(seen: &Visibilities, is_seen: impl Fn(&Visibility) -> bool)
     }
 }
 
-/// Whether everything that the run covers was seen.
-pub(super) fn is_complete(visibility: &Visibility, scope: &Visibility) -> bool {
+/// Whether everything that the run watches was seen.
+pub(super) fn is_complete(visibility: &Visibility, watched: &Visibility) -> bool {
     let seen = visibility.within_reach();
     matches!(seen, Visibility::Everything | Visibility::Absent)
-        || (matches!(seen, Visibility::Within(_)) && seen == scope)
+        || (matches!(seen, Visibility::Within(_)) && seen == watched)
 }

@@ -10,7 +10,7 @@ use kollect_model::{
 };
 use tokio::time;
 
-use super::Open;
+use super::OpenSink;
 
 /// For calls that read or change little. Some sinks have shorter limits of their own.
 const SHORT: Duration = Duration::from_mins(1);
@@ -22,7 +22,7 @@ const WRITE: Duration = Duration::from_mins(2);
 const ROW: Duration = Duration::from_millis(2);
 
 /// Opens a sink, with a time limit for this and every later call.
-pub(super) async fn open(sink: &dyn Open) -> Result<Box<dyn Sink>, SinkError> {
+pub(super) async fn open(sink: &dyn OpenSink) -> Result<Box<dyn Sink>, SinkError> {
     let inner = within(SHORT, "open the sink", sink.open()).await?;
     Ok(Box::new(TimedSink(inner)))
 }

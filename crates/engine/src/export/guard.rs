@@ -14,7 +14,7 @@ use kollect_model::{batch::Delta, row::RowKey};
 use tokio::time::Instant;
 
 use super::RowFilter;
-use crate::store::{Change, RemovalCause, Snapshot};
+use crate::store::{RemovalCause, Snapshot, StoreChange};
 
 /// How many rows one write may remove because specs changed. A limit that is not set does not count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,10 +40,10 @@ pub struct HeldRemovals {
 
 /// What the specs select, and what they selected when the sink last got all rows.
 #[derive(Clone, Debug, Default)]
-pub struct Selection(Arc<Mutex<Known>>);
+pub struct SelectionDigests(Arc<Mutex<ObservedSelection>>);
 
 #[derive(Debug, Default)]
-struct Known {
+struct ObservedSelection {
     /// Digest of what the specs select, and since when.
     now: Option<(String, Instant)>,
     /// Digest of what they selected when the sink last got all rows.
@@ -51,15 +51,15 @@ struct Known {
 }
 
 /// After this time, a changed selection is assumed to have taken effect on the rows.
-const EFFECT: Duration = Duration::from_mins(5);
+const TAKES_EFFECT_AFTER: Duration = Duration::from_mins(5);
 
-impl Selection {
+impl SelectionDigests {
     /// Begins with what a status remembers.
     pub fn new(acknowledged: Option<String>) -> Self {
-        Self(Arc::new(Mutex::new(Known { now: None, acknowledged })))
+        Self(Arc::new(Mutex::new(ObservedSelection { now: None, acknowledged })))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, ObservedSelection> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -81,7 +81,7 @@ impl Selection {
     pub(super) fn acknowledge(&self, is_first: bool) {
         let mut known = self.lock();
         if let Some((digest, since)) = &known.now
-            && (is_first || since.elapsed() >= EFFECT)
+            && (is_first || since.elapsed() >= TAKES_EFFECT_AFTER)
         {
             known.acknowledged = Some(digest.clone());
         }
@@ -95,10 +95,10 @@ impl Selection {
 
 /// Why rows were removed, as far as the store knows.
 #[derive(Default)]
-pub(super) struct Causes(BTreeMap<RowKey, RemovalCause>);
+pub(super) struct RemovalCauses(BTreeMap<RowKey, RemovalCause>);
 
-impl Causes {
-    pub(super) fn of<'a>(changes: impl IntoIterator<Item = &'a Change>) -> Self {
+impl RemovalCauses {
+    pub(super) fn of<'a>(changes: impl IntoIterator<Item = &'a StoreChange>) -> Self {
         let removals = changes.into_iter().filter_map(|change| Some((change.key.clone(), change.removal?)));
         Self(removals.collect())
     }
@@ -117,8 +117,8 @@ impl RemovalGuard {
         held: usize,
         snapshot: &Snapshot,
         row_filter: &RowFilter,
-        causes: &Causes,
-        selection: &Selection,
+        causes: &RemovalCauses,
+        selection: &SelectionDigests,
     ) -> Option<HeldRemovals> {
         let unknown = selection.has_changed();
         let by_spec = |key: &RowKey| match causes.0.get(key) {

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::{
     Binding,
-    claims::{Checking, Granted},
+    claims::{ClaimCheckMember, GrantedClaim},
     coverage::{coverage, is_complete},
     progress::HeldRows,
 };
@@ -70,17 +70,17 @@ impl KeptRows {
         }
         let targets: BTreeSet<&TargetId> = seen.keys().map(|(target, _, _)| target).collect();
         for key in baseline.keys().filter(|key| targets.contains(&key.target)) {
-            let place = (key.target.clone(), key.group.clone(), key.kind.clone());
-            match seen.get(&place).map(Visibility::beyond) {
+            let target_kind = (key.target.clone(), key.group.clone(), key.kind.clone());
+            match seen.get(&target_kind).map(Visibility::beyond) {
                 Some(Some(beyond)) if beyond.contains(&key.namespace) => {
-                    let kept = found.entry(place.0).or_default();
+                    let kept = found.entry(target_kind.0).or_default();
                     kept.beyond += 1;
                     kept.namespaces.extend(Some(&key.namespace).filter(|name| !name.is_empty()).cloned());
                 }
                 Some(_) => {}
                 None if snapshot.knows_gone(key) => {}
                 None => {
-                    let kept = found.entry(place.0).or_default();
+                    let kept = found.entry(target_kind.0).or_default();
                     kept.waiting += 1;
                     kept.left_kinds.insert(key.kind.clone());
                 }
@@ -93,16 +93,16 @@ impl KeptRows {
 /// An open sink whose inventory is claimed.
 pub(super) struct ClaimedSink {
     sink: Box<dyn Sink>,
-    granted: Granted,
-    checking: Checking,
+    granted: GrantedClaim,
+    check_member: ClaimCheckMember,
     /// When the claim was last checked.
-    checked: Instant,
+    last_check: Instant,
     /// Spreads the checks of a sink's bindings over time.
     jitter: f64,
 }
 
 /// What differs between a sink and a snapshot.
-pub(super) struct Difference {
+pub(super) struct SinkDifference {
     pub(super) delta: Delta,
     /// What the sink holds.
     pub(super) held: HeldRows,
@@ -116,9 +116,9 @@ pub(super) struct Difference {
 }
 
 impl ClaimedSink {
-    pub(super) fn new(sink: Box<dyn Sink>, granted: Granted, binding: &Binding) -> Self {
-        let checking = binding.claim_checks.join(&binding.inventory);
-        Self { sink, granted, checking, checked: Instant::now(), jitter: 0.8 + 0.4 * fastrand::f64() }
+    pub(super) fn new(sink: Box<dyn Sink>, granted: GrantedClaim, binding: &Binding) -> Self {
+        let check_member = binding.claim_checks.join(&binding.inventory);
+        Self { sink, granted, check_member, last_check: Instant::now(), jitter: 0.8 + 0.4 * fastrand::f64() }
     }
 
     pub(super) fn delivery(&self) -> Delivery {
@@ -134,7 +134,10 @@ impl ClaimedSink {
     /// When to check the claim if nothing is written before; `None`: never.
     pub(super) fn next_claim_check(&self, binding: &Binding, last_write: Option<Instant>) -> Option<Instant> {
         let interval = self.claim_check_interval(binding)?;
-        Some(last_write.map_or(self.checked, |write| write.max(self.checked)) + interval.mul_f64(self.jitter))
+        Some(
+            last_write.map_or(self.last_check, |write| write.max(self.last_check))
+                + interval.mul_f64(self.jitter),
+        )
     }
 
     /// Checks that the claim is still held.
@@ -144,10 +147,10 @@ impl ClaimedSink {
         last_write: Option<Instant>,
     ) -> Result<(), SinkError> {
         let Some(interval) = self.claim_check_interval(binding) else { return Ok(()) };
-        let since = last_write.map_or(self.checked, |write| write.max(self.checked));
-        let (held, at) = self.checking.held(&*self.sink, since, interval).await?;
+        let since = last_write.map_or(self.last_check, |write| write.max(self.last_check));
+        let (held, at) = self.check_member.held(&*self.sink, since, interval).await?;
         Claim::admits(held.as_ref(), &binding.inventory, &self.granted.claim)?;
-        self.checked = at;
+        self.last_check = at;
         Ok(())
     }
 
@@ -157,25 +160,25 @@ impl ClaimedSink {
         binding: &Binding,
         snapshot: &Snapshot,
         seen: &Visibilities,
-    ) -> Result<Difference, SinkError> {
+    ) -> Result<SinkDifference, SinkError> {
         let baseline = self.sink.baseline(&binding.inventory).await?;
         let delta = difference(&baseline, snapshot);
         let unchanged = snapshot.rows.len() - delta.added.len() - delta.changed.len();
-        let cannot_tell = |key: &&RowKey| !snapshot.rows.contains_key(*key) && !snapshot.knows_gone(key);
+        let is_unseen = |key: &&RowKey| !snapshot.rows.contains_key(*key) && !snapshot.knows_gone(key);
         let count = baseline.len() - unchanged - delta.changed.len() - delta.removed.len();
         let left_alone = match count {
             0 => BTreeSet::new(),
-            _ => baseline.keys().filter(cannot_tell).cloned().collect(),
+            _ => baseline.keys().filter(is_unseen).cloned().collect(),
         };
-        let is_complete =
-            !snapshot.has_frozen() && seen.values().all(|visibility| is_complete(visibility, &binding.scope));
+        let is_complete = !snapshot.has_frozen()
+            && seen.values().all(|visibility| is_complete(visibility, &binding.watched));
         let kept = KeptRows::among(&baseline, snapshot, seen);
         let mut held = HeldRows::new(binding.counts_namespaces);
         baseline.iter().for_each(|(key, digest)| held.change(key, None, Some(*digest)));
         let differing = delta.changed.iter().map(|changed| &changed.after.key);
         let differing = differing.chain(delta.removed.iter().map(|removed| &removed.key));
         let before = differing.filter_map(|key| Some((key.clone(), *baseline.get(key)?))).collect();
-        Ok(Difference { delta, held, before, unchanged, left_alone, is_complete, kept })
+        Ok(SinkDifference { delta, held, before, unchanged, left_alone, is_complete, kept })
     }
 
     /// Writes a delta. An empty one is written too: the sink records the time and the coverage.
@@ -186,12 +189,12 @@ impl ClaimedSink {
         revision: u64,
         seen: &Visibilities,
     ) -> Result<Receipt, SinkError> {
-        let Binding { inventory, generation, part_bytes, scope, .. } = binding;
+        let Binding { inventory, generation, part_bytes, watched, .. } = binding;
         let last_checksum = binding.last_checksum.get();
         let batch = Batch {
             generation: *generation,
             revision,
-            coverage: &coverage(seen, scope),
+            coverage: &coverage(seen, watched),
             part_bytes: *part_bytes,
             last_checksum: last_checksum.as_deref(),
             ..Batch::new(inventory, &self.granted.claim, delta)
@@ -202,14 +205,14 @@ impl ClaimedSink {
     }
 }
 
-impl Difference {
+impl SinkDifference {
     /// How many rows the sink holds.
     pub(super) fn held_rows(&self) -> usize {
         self.unchanged + self.left_alone.len() + self.delta.changed.len() + self.delta.removed.len()
     }
 
     /// The outcome, and the rows that were left alone.
-    pub(super) fn written(self, receipt: Receipt, drifted: usize) -> (Outcome, BTreeSet<RowKey>) {
+    pub(super) fn into_outcome(self, receipt: Receipt, drifted: usize) -> (Outcome, BTreeSet<RowKey>) {
         let Self { delta, unchanged, left_alone: keys, is_complete, kept, .. } = self;
         let left_alone = keys.len();
         (Outcome { delta, receipt, unchanged, left_alone, drifted, is_complete, kept }, keys)

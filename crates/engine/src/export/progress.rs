@@ -12,7 +12,7 @@ use tokio::time::{self, Instant};
 
 use crate::{
     clock,
-    store::{Reached, WaitingChanges},
+    store::{Revision, WaitingChanges},
 };
 
 /// A call to a sink that takes longer than this is late, and so is a change that waits this much longer than the
@@ -52,7 +52,7 @@ pub struct Acknowledgement {
     /// Generation of the inventory's spec in that version.
     pub generation: i64,
     /// The revision of the rows that the sink holds now.
-    pub reached: Reached,
+    pub reached: Revision,
     /// Checksum of the document or event that was written last.
     pub checksum: Option<String>,
     /// How many rows it refuses.
@@ -74,7 +74,7 @@ pub struct Pending {
 
 /// What is being done with a sink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Doing {
+pub enum Activity {
     /// What it holds is being read.
     Comparing,
     /// Rows are being written.
@@ -94,15 +94,15 @@ pub struct NamespaceRows {
 
 /// Progress of a binding; shared by all its versions that lead to one destination.
 #[derive(Clone, Default)]
-pub struct BindingProgress(Arc<Mutex<Inner>>);
+pub struct BindingProgress(Arc<Mutex<ProgressState>>);
 
 #[derive(Default)]
-struct Inner {
+struct ProgressState {
     acknowledged: Option<Acknowledged>,
     tried: Option<u64>,
     held: HeldRows,
     is_known: bool,
-    doing: Option<(Doing, Instant)>,
+    doing: Option<(Activity, Instant)>,
     /// Rows that were taken to be written, and since when they had waited.
     taken: Option<(usize, Instant)>,
     changes: WaitingChanges,
@@ -111,7 +111,7 @@ struct Inner {
 
 /// Progress of a binding at one time.
 #[derive(Clone, Debug, Default)]
-pub struct ProgressNow {
+pub struct ProgressSnapshot {
     /// What the sink has acknowledged last; `None`: nothing since this process began to write it.
     pub acknowledged: Option<Acknowledged>,
     /// The newest version of the binding of which an attempt has ended, successful or not.
@@ -119,26 +119,29 @@ pub struct ProgressNow {
     /// Whether the sink is known to hold what it acknowledged last. Otherwise it will be compared.
     pub is_known: bool,
     /// What is being done, and since when.
-    pub doing: Option<(Doing, Instant)>,
+    pub doing: Option<(Activity, Instant)>,
     /// What waits to be written.
     pub pending: Option<Pending>,
 }
 
 /// Why a sink counts as late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Late {
+pub enum LateReason {
     /// A call has taken longer than [`LATE`].
-    Doing(Doing),
+    Doing(Activity),
     /// A change has waited for longer than the cadence and [`LATE`].
     Pending,
 }
 
-impl ProgressNow {
+impl ProgressSnapshot {
     /// Whether something takes too long now. `cadence` is the least time between two writes.
-    pub fn late(&self, cadence: Duration, now: Instant) -> Option<Late> {
+    pub fn late(&self, cadence: Duration, now: Instant) -> Option<LateReason> {
         match self.doing {
-            Some((doing, since)) if now >= since + LATE => Some(Late::Doing(doing)),
-            _ => self.pending.filter(|pending| now >= pending.since + cadence + LATE).map(|_| Late::Pending),
+            Some((doing, since)) if now >= since + LATE => Some(LateReason::Doing(doing)),
+            _ => self
+                .pending
+                .filter(|pending| now >= pending.since + cadence + LATE)
+                .map(|_| LateReason::Pending),
         }
     }
 
@@ -151,16 +154,16 @@ impl ProgressNow {
 }
 
 impl BindingProgress {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, ProgressState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The progress now.
-    pub fn read(&self) -> ProgressNow {
+    pub fn read(&self) -> ProgressSnapshot {
         let (mut now, changes, taken, next_write) = {
             let inner = self.lock();
-            let Inner { acknowledged, tried, is_known, doing, .. } = &*inner;
-            let now = ProgressNow {
+            let ProgressState { acknowledged, tried, is_known, doing, .. } = &*inner;
+            let now = ProgressSnapshot {
                 acknowledged: acknowledged.clone(),
                 tried: *tried,
                 is_known: *is_known,
@@ -205,7 +208,7 @@ impl BindingProgress {
     }
 
     /// Records what begins, and the rows that were taken to be written, with the time since when they have waited.
-    pub(super) fn begin(&self, doing: Doing, taken: Option<(usize, Instant)>) {
+    pub(super) fn begin(&self, doing: Activity, taken: Option<(usize, Instant)>) {
         let mut inner = self.lock();
         (inner.doing, inner.next_write) = (Some((doing, Instant::now())), None);
         inner.taken = match (inner.taken, taken) {
@@ -225,7 +228,7 @@ impl BindingProgress {
     }
 
     /// What the sink holds is not known any more.
-    pub fn doubt(&self) {
+    pub fn forget_contents(&self) {
         self.lock().is_known = false;
     }
 
@@ -235,7 +238,7 @@ impl BindingProgress {
     }
 
     /// Replaces the rows that the sink holds.
-    pub(super) fn hold(&self, held: HeldRows) {
+    pub(super) fn set_held_rows(&self, held: HeldRows) {
         self.lock().held = held;
     }
 
@@ -255,7 +258,7 @@ impl BindingProgress {
         let at = before.map_or_else(clock::now, |before| before.at);
         let is_found = !wrote && before.or(last).is_none_or(|last| last.is_found && inner.is_known);
         let HeldRows { rows, digest, .. } = inner.held;
-        let (revision, shown_revision) = (reached.all(), reached.shown());
+        let (revision, shown_revision) = (reached.visible_up_to(), reached.visible_except_running_lists());
         inner.acknowledged = Some(Acknowledged {
             version,
             generation,
@@ -273,28 +276,28 @@ impl BindingProgress {
 
     /// Records that no change up to `reached` needs a write, and how many rows the sink refuses now. Returns whether
     /// a revision has advanced.
-    pub(super) fn advance(&self, reached: Reached, refused: usize) -> bool {
+    pub(super) fn advance(&self, reached: Revision, refused: usize) -> bool {
         let mut inner = self.lock();
         inner.taken = None;
         let Some(acknowledged) = &mut inner.acknowledged else { return false };
         let before = (acknowledged.revision, acknowledged.shown_revision);
-        acknowledged.revision = acknowledged.revision.max(reached.all());
-        acknowledged.shown_revision = acknowledged.shown_revision.max(reached.shown());
+        acknowledged.revision = acknowledged.revision.max(reached.visible_up_to());
+        acknowledged.shown_revision = acknowledged.shown_revision.max(reached.visible_except_running_lists());
         acknowledged.refused = refused;
         before != (acknowledged.revision, acknowledged.shown_revision)
     }
 
-    /// Calls `tell` whenever something begins to take too long. Never returns.
-    pub(super) async fn watch(&self, cadence: Duration, mut tell: impl FnMut()) {
-        let mut told = None;
+    /// Calls `report` whenever something begins to take too long. Never returns.
+    pub(super) async fn watch(&self, cadence: Duration, mut report: impl FnMut()) {
+        let mut reported = None;
         loop {
             let progress = self.read();
             let now = Instant::now();
             let late = progress.late(cadence, now);
-            if late.is_some() && late != told {
-                tell();
+            if late.is_some() && late != reported {
+                report();
             }
-            told = late;
+            reported = late;
             let next = progress.late_at(cadence).filter(|at| *at > now).unwrap_or(now + LATE);
             time::sleep_until(next).await;
         }
@@ -341,7 +344,7 @@ mod tests {
     use super::*;
 
     fn acknowledgement(wrote: bool) -> Acknowledgement {
-        let reached = Reached::at(5);
+        let reached = Revision::at(5);
         Acknowledgement { version: 1, generation: 1, reached, checksum: None, refused: 0, wrote }
     }
 
@@ -356,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_summed_up_whatever_the_order() {
+    fn sums_of_rows_do_not_depend_on_their_order() {
         let digest = |number| Some(RowDigest(number));
         let mut one = HeldRows::new(true);
         one.change(&key("a", "1"), None, digest(7));
@@ -376,22 +379,22 @@ mod tests {
         let cadence = Duration::from_mins(10);
         let progress = BindingProgress::default();
         let late = || progress.read().late(cadence, Instant::now());
-        progress.begin(Doing::Writing, Some((2, Instant::now())));
+        progress.begin(Activity::Writing, Some((2, Instant::now())));
         time::sleep(Duration::from_secs(9)).await;
         assert_eq!(late(), None);
         time::sleep(Duration::from_secs(1)).await;
-        assert_eq!(late(), Some(Late::Doing(Doing::Writing)));
+        assert_eq!(late(), Some(LateReason::Doing(Activity::Writing)));
         progress.end();
         assert_eq!(late(), None);
         assert_eq!(progress.read().pending.map(|pending| pending.rows), Some(2), "nothing acknowledged them");
         time::sleep(cadence).await;
-        assert_eq!(late(), Some(Late::Pending));
+        assert_eq!(late(), Some(LateReason::Pending));
         progress.acknowledge(acknowledgement(true));
         assert_eq!((late(), progress.read().pending), (None, None));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn time_moves_with_what_was_written() {
+    async fn the_acknowledged_time_changes_only_after_a_write_or_a_comparison_of_unknown_contents() {
         clock::simulate(SystemTime::UNIX_EPOCH);
         let progress = BindingProgress::default();
         let at = || progress.read().acknowledged.map(|acknowledged| acknowledged.at);
@@ -401,7 +404,7 @@ mod tests {
         time::sleep(Duration::from_mins(1)).await;
         progress.acknowledge(acknowledgement(false));
         assert_eq!((at(), is_found()), (first, true), "an audit that finds nothing");
-        progress.doubt();
+        progress.forget_contents();
         progress.acknowledge(acknowledgement(false));
         assert!(at() > first && !is_found(), "it was not known what the sink held");
     }

@@ -9,7 +9,7 @@ use std::{
 
 use kollect_model::{
     backoff::Backoff,
-    batch::{Changed, Delta, Receipt, Refusal, Removed},
+    batch::{ChangedRow, Delta, Receipt, RefusedRow, RemovedRow},
     row::{Row, RowDigest, RowKey, TargetId},
     sink::{Delivery, ErrorClass, SinkError, SinkReason},
 };
@@ -19,106 +19,106 @@ use tokio::{
 };
 
 use super::{
-    Acknowledgement, Binding, BindingEvent, BindingProgress, Doing, MayWrite, Outcome,
-    claims::{self, Disputes},
+    Acknowledgement, Activity, Binding, BindingEvent, BindingProgress, MayWrite, Outcome,
+    claims::{self, ClaimDisputes},
     coverage::{self, is_complete},
     deadline,
-    guard::Causes,
+    guard::RemovalCauses,
     outcome::ClaimedSink,
     progress::HeldRows,
 };
 use crate::{
     schedule::{TRANSIENT_PAUSES, TerminalPauses},
-    store::{Change, Changes, Reached, StoreReader, Taken, Visibilities, Visibility},
+    store::{Changes, Revision, StoreChange, StoreReader, TakenChanges, Visibilities, Visibility},
 };
 
 /// Why a wait ended.
-pub(super) enum Woken {
+pub(super) enum WakeReason {
     Changed,
     Audit,
     ClaimCheck,
-    Wanted,
+    BindingChanged,
 }
 
 /// Why an attempt ended early.
-pub(crate) enum Stopped {
+pub(crate) enum AttemptStopped {
     Breaker(Instant),
     Sink(SinkError),
     /// This process may not write any more.
     MayNotWrite,
 }
 
-impl From<SinkError> for Stopped {
+impl From<SinkError> for AttemptStopped {
     fn from(error: SinkError) -> Self {
         Self::Sink(error)
     }
 }
 
 /// State of the connection to the sink.
-enum Phase {
+enum ConnectionPhase {
     /// The next attempt opens the sink, claims the inventory and compares.
     Closed,
     /// The inventory is claimed, and this is known about what the sink holds.
-    Claimed(Box<ClaimedSink>, Contents),
+    Claimed(Box<ClaimedSink>, SinkContents),
 }
 
 /// What is known about what a sink holds.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Contents {
+enum SinkContents {
     /// Nothing: it must be read before anything is written.
     Unknown,
     /// The rows that were written.
     Known,
     /// The rows that were written, unless another writer has changed them: they are read again.
-    Doubted,
+    Uncertain,
     /// The rows of the last comparison: a write would remove too many of them.
     Held,
 }
 
 /// Shortest time between two comparisons while removals are held.
-const HELD_AGAIN: Duration = Duration::from_secs(10);
+const HELD_COMPARISON_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Waiting for the cadence is reported only if it takes longer than this.
-const WAITS: Duration = Duration::from_secs(1);
+const REPORT_WAIT_AFTER: Duration = Duration::from_secs(1);
 
 /// A row that the sink cannot hold as it is.
-struct RefusedRow {
-    refusal: Refusal,
+struct RefusedRowState {
+    refusal: RefusedRow,
     /// What the sink holds of it: an older version, or nothing.
     held: Option<RowDigest>,
 }
 
-pub(super) struct State<'a> {
+pub(super) struct RunningBinding<'a> {
     binding: Arc<Binding>,
     rows: &'a StoreReader,
     may_write: &'a MayWrite,
-    phase: Phase,
+    phase: ConnectionPhase,
     changes: Changes,
     /// Visibilities of the last comparison. Rows of kinds that it had not seen are not in the sink yet.
     seen: Visibilities,
     /// Rows that the sink held at the last comparison, and whose objects could not be seen.
     left_alone: BTreeSet<RowKey>,
-    refused: BTreeMap<RowKey, RefusedRow>,
+    refused: BTreeMap<RowKey, RefusedRowState>,
     /// Targets and kinds that have been seen completely at some time.
     once_complete: BTreeSet<(TargetId, Arc<str>, Arc<str>)>,
     last_write: Option<Instant>,
     /// `None`: this process has not compared yet.
     last_comparison: Option<Instant>,
-    disputes: Disputes,
+    disputes: ClaimDisputes,
     backoff: Backoff,
     terminal: TerminalPauses,
     /// The last attempt began with a sink that was open.
     was_open: bool,
 }
 
-impl<'a> State<'a> {
+impl<'a> RunningBinding<'a> {
     pub(super) fn new(binding: Arc<Binding>, rows: &'a StoreReader, may_write: &'a MayWrite) -> Self {
         binding.selection.observe(&binding.selected);
         let changes = rows.changes(&binding.targets);
         binding.progress.follow(changes.waiting());
-        binding.progress.doubt();
+        binding.progress.forget_contents();
         Self {
-            phase: Phase::Closed,
+            phase: ConnectionPhase::Closed,
             changes,
             seen: Visibilities::new(),
             left_alone: BTreeSet::new(),
@@ -126,7 +126,7 @@ impl<'a> State<'a> {
             once_complete: BTreeSet::new(),
             last_write: None,
             last_comparison: None,
-            disputes: Disputes::default(),
+            disputes: ClaimDisputes::default(),
             backoff: TRANSIENT_PAUSES,
             terminal: TerminalPauses::default(),
             was_open: false,
@@ -144,17 +144,17 @@ impl<'a> State<'a> {
     /// Carries out what the binding was woken for.
     pub(super) async fn act(
         &mut self,
-        woken: &Woken,
-        tell: &impl Fn(BindingEvent<'_>),
-    ) -> Result<(), Stopped> {
-        self.was_open = matches!(self.phase, Phase::Claimed(..));
+        woken: &WakeReason,
+        report: &impl Fn(BindingEvent<'_>),
+    ) -> Result<(), AttemptStopped> {
+        self.was_open = matches!(self.phase, ConnectionPhase::Claimed(..));
         match woken {
-            Woken::ClaimCheck => self.check_claim().await,
-            Woken::Audit => {
-                self.doubt();
-                self.attempt(tell).await
+            WakeReason::ClaimCheck => self.check_claim().await,
+            WakeReason::Audit => {
+                self.read_again();
+                self.attempt(report).await
             }
-            Woken::Changed | Woken::Wanted => self.attempt(tell).await,
+            WakeReason::Changed | WakeReason::BindingChanged => self.attempt(report).await,
         }
     }
 
@@ -164,56 +164,63 @@ impl<'a> State<'a> {
         let binding = &self.binding;
         binding.selection.observe(&binding.selected);
         if !Arc::ptr_eq(&binding.sink, &known.sink) || binding.claimant != known.claimant {
-            self.phase = Phase::Closed;
+            self.phase = ConnectionPhase::Closed;
         }
         if binding.targets != known.targets || binding.row_filter != known.row_filter {
             self.changes = self.rows.changes(&binding.targets);
             binding.progress.follow(self.changes.waiting());
-            if let Phase::Claimed(_, contents) = &mut self.phase {
-                *contents = Contents::Unknown;
+            if let ConnectionPhase::Claimed(_, contents) = &mut self.phase {
+                *contents = SinkContents::Unknown;
             }
         }
-        self.doubt();
-        self.disputes = Disputes::default();
+        self.read_again();
+        self.disputes = ClaimDisputes::default();
         self.backoff.reset();
         self.terminal.reset();
     }
 
     /// Marks the contents of the sink, so that they are read again.
-    pub(super) fn doubt(&mut self) {
+    pub(super) fn read_again(&mut self) {
         match &mut self.phase {
-            Phase::Claimed(_, contents @ Contents::Known) => *contents = Contents::Doubted,
-            Phase::Claimed(_, contents @ Contents::Held) => *contents = Contents::Unknown,
-            Phase::Claimed(_, Contents::Unknown | Contents::Doubted) | Phase::Closed => {}
+            ConnectionPhase::Claimed(_, contents @ SinkContents::Known) => {
+                *contents = SinkContents::Uncertain;
+            }
+            ConnectionPhase::Claimed(_, contents @ SinkContents::Held) => *contents = SinkContents::Unknown,
+            ConnectionPhase::Claimed(_, SinkContents::Unknown | SinkContents::Uncertain)
+            | ConnectionPhase::Closed => {}
         }
     }
 
     fn is_held(&self) -> bool {
-        matches!(self.phase, Phase::Claimed(_, Contents::Held))
+        matches!(self.phase, ConnectionPhase::Claimed(_, SinkContents::Held))
     }
 
     /// How long to wait before the next attempt; `None`: this process may not write any more.
-    pub(super) fn stopped(&mut self, stopped: Stopped, tell: &impl Fn(BindingEvent<'_>)) -> Option<Duration> {
+    pub(super) fn stopped(
+        &mut self,
+        stopped: AttemptStopped,
+        report: &impl Fn(BindingEvent<'_>),
+    ) -> Option<Duration> {
         let error = match stopped {
-            Stopped::Sink(error) => error,
-            Stopped::Breaker(until) => {
+            AttemptStopped::Sink(error) => error,
+            AttemptStopped::Breaker(until) => {
                 self.binding.progress.tried(self.binding.version);
                 let pause = until.saturating_duration_since(Instant::now());
-                tell(BindingEvent::Paused { pause });
+                report(BindingEvent::Paused { pause });
                 return Some(pause);
             }
-            Stopped::MayNotWrite => return None,
+            AttemptStopped::MayNotWrite => return None,
         };
         // It is not known which rows have arrived: the sink must be read.
-        self.phase = Phase::Closed;
-        self.binding.progress.doubt();
+        self.phase = ConnectionPhase::Closed;
+        self.binding.progress.forget_contents();
         // What is missing in an open sink, such as a table, may be created again when the sink is opened.
         let is_lost =
             error.reason == SinkReason::ClaimLost || error.reason == SinkReason::Missing && self.was_open;
         let pause = match error.reason {
             SinkReason::Fenced => self.disputes.fenced(),
             _ if is_lost && self.disputes.may_claim_at_once() => {
-                tell(BindingEvent::ClaimLost(&error));
+                report(BindingEvent::ClaimLost(&error));
                 return Some(Duration::ZERO);
             }
             _ if is_lost || error.class() == ErrorClass::Transient => {
@@ -223,24 +230,24 @@ impl<'a> State<'a> {
             _ => self.terminal.next_pause(),
         };
         self.binding.progress.tried(self.binding.version);
-        tell(BindingEvent::Failed { error: &error, pause: Some(pause) });
+        report(BindingEvent::Failed { error: &error, pause: Some(pause) });
         Some(pause)
     }
 
     /// Waits until the pause is over, the sink works for another binding, or the binding has changed.
-    pub(super) async fn rest(
+    pub(super) async fn pause(
         &self,
         pause: Duration,
         wanted: &mut watch::Receiver<Option<Arc<Binding>>>,
-    ) -> Woken {
+    ) -> WakeReason {
         tokio::select! {
             // Each branch leads to the next attempt, which checks all of them.
             biased;
-            () = time::sleep(pause) => Woken::Changed,
-            () = self.binding.breaker.closed() => Woken::Changed,
+            () = time::sleep(pause) => WakeReason::Changed,
+            () = self.binding.breaker.closed() => WakeReason::Changed,
             _ = wanted.changed() => {
                 wanted.mark_changed();
-                Woken::Wanted
+                WakeReason::BindingChanged
             }
         }
     }
@@ -249,91 +256,92 @@ impl<'a> State<'a> {
     pub(super) async fn wait(
         &self,
         wanted: &mut watch::Receiver<Option<Arc<Binding>>>,
-        tell: &impl Fn(BindingEvent<'_>),
-    ) -> Woken {
+        report: &impl Fn(BindingEvent<'_>),
+    ) -> WakeReason {
         let Binding { cadence, targets, .. } = &*self.binding;
         let claim_check = match &self.phase {
-            Phase::Claimed(sink, _) => sink.next_claim_check(&self.binding, self.last_write),
-            Phase::Closed => None,
+            ConnectionPhase::Claimed(sink, _) => sink.next_claim_check(&self.binding, self.last_write),
+            ConnectionPhase::Closed => None,
         };
         if self.seen == self.rows.visibilities(targets) {
             tokio::select! {
                 biased;
                 _ = wanted.changed() => {
                     wanted.mark_changed();
-                    return Woken::Wanted;
+                    return WakeReason::BindingChanged;
                 }
-                () = at(self.last_comparison.and_then(|last| cadence.next_audit(last))) => return Woken::Audit,
+                () = wait_until(self.last_comparison.and_then(|last| cadence.next_audit(last))) => return WakeReason::Audit,
                 // Also returns when a visibility has changed.
                 () = self.changes.ready() => {}
-                () = at(claim_check) => return Woken::ClaimCheck,
+                () = wait_until(claim_check) => return WakeReason::ClaimCheck,
             }
         }
         let now = Instant::now();
         let mut due = cadence.next_write(self.last_write, now);
         if let Some(compared) = self.last_comparison.filter(|_| self.is_held()) {
-            due = due.max(compared + HELD_AGAIN);
+            due = due.max(compared + HELD_COMPARISON_INTERVAL);
         }
-        if due > now + WAITS && !self.changes.is_empty() {
+        if due > now + REPORT_WAIT_AFTER && !self.changes.is_empty() {
             self.binding.progress.wait_until(due);
-            tell(BindingEvent::Waits);
+            report(BindingEvent::Waits);
         }
         tokio::select! {
             biased;
             _ = wanted.changed() => {
                 wanted.mark_changed();
-                Woken::Wanted
+                WakeReason::BindingChanged
             }
-            () = time::sleep_until(due) => Woken::Changed,
+            () = time::sleep_until(due) => WakeReason::Changed,
         }
     }
 
     /// Checks that the claim is still held.
-    pub(super) async fn check_claim(&mut self) -> Result<(), Stopped> {
-        if let Phase::Claimed(sink, _) = &mut self.phase {
+    pub(super) async fn check_claim(&mut self) -> Result<(), AttemptStopped> {
+        if let ConnectionPhase::Claimed(sink, _) = &mut self.phase {
             sink.check_claim(&self.binding, self.last_write).await?;
         }
         Ok(())
     }
 
-    pub(super) async fn attempt(&mut self, tell: &impl Fn(BindingEvent<'_>)) -> Result<(), Stopped> {
+    pub(super) async fn attempt(&mut self, report: &impl Fn(BindingEvent<'_>)) -> Result<(), AttemptStopped> {
         let binding = self.binding.clone();
         let seen = self.rows.visibilities(&binding.targets);
         // Which of several rows of one object counts depends on all of them.
-        let doubled = binding.row_filter.one_row_per_object && !self.changes.is_empty();
+        let may_have_duplicates = binding.row_filter.one_row_per_object && !self.changes.is_empty();
         // The sink may hold rows of a kind that can be seen again, which could not be removed before.
-        let compare =
-            !matches!(self.phase, Phase::Claimed(_, Contents::Known)) || seen != self.seen || doubled;
+        let compare = !matches!(self.phase, ConnectionPhase::Claimed(_, SinkContents::Known))
+            || seen != self.seen
+            || may_have_duplicates;
         if !compare && self.changes.is_empty() {
-            self.pass(tell);
+            self.skip_write(report);
             return Ok(());
         }
-        binding.breaker.admit(Instant::now()).map_err(Stopped::Breaker)?;
-        binding.progress.begin(Doing::Comparing, None);
-        let (mut sink, contents) = match mem::replace(&mut self.phase, Phase::Closed) {
-            Phase::Claimed(sink, contents) => (sink, contents),
-            Phase::Closed => (Box::new(self.claim(tell).await?), Contents::Unknown),
+        binding.breaker.admit(Instant::now()).map_err(AttemptStopped::Breaker)?;
+        binding.progress.begin(Activity::Comparing, None);
+        let (mut sink, contents) = match mem::replace(&mut self.phase, ConnectionPhase::Closed) {
+            ConnectionPhase::Claimed(sink, contents) => (sink, contents),
+            ConnectionPhase::Closed => (Box::new(self.claim(report).await?), SinkContents::Unknown),
         };
         let contents = match sink.delivery() {
-            Delivery::Snapshots => self.send_snapshot(&mut sink, tell).await?,
+            Delivery::Snapshots => self.send_snapshot(&mut sink, report).await?,
             Delivery::Changes => {
-                let Taken { changes, reached, since } = self.changes.take_all();
+                let TakenChanges { changes, reached, since } = self.changes.take_all();
                 // A new visibility may prove rows gone that only the sink holds.
                 let compare = compare || self.rows.visibilities(&binding.targets) != self.seen;
-                let doing = if compare { Doing::Comparing } else { Doing::Writing };
+                let doing = if compare { Activity::Comparing } else { Activity::Writing };
                 binding.progress.begin(doing, since.map(|since| (changes.len(), since)).filter(has_rows));
-                let causes = Causes::of(&changes);
+                let causes = RemovalCauses::of(&changes);
                 let guarded = binding.removal_guard.is_some() && causes.has_spec_changes();
                 // A row that the sink already holds is not new, although it is new to the store.
                 let known = changes.iter().any(|change| self.left_alone.contains(&change.key));
                 if compare || guarded || known {
-                    self.compare(&mut sink, contents, (changes, causes), tell).await?
+                    self.compare(&mut sink, contents, (changes, causes), report).await?
                 } else {
-                    self.write_changes(&mut sink, changes, reached, tell).await?
+                    self.write_changes(&mut sink, changes, reached, report).await?
                 }
             }
         };
-        self.phase = Phase::Claimed(sink, contents);
+        self.phase = ConnectionPhase::Claimed(sink, contents);
         binding.breaker.close();
         self.backoff.reset();
         self.terminal.reset();
@@ -341,42 +349,42 @@ impl<'a> State<'a> {
     }
 
     /// The changes need no write: records that the sink has reached their revision.
-    fn pass(&mut self, tell: &impl Fn(BindingEvent<'_>)) {
+    fn skip_write(&mut self, report: &impl Fn(BindingEvent<'_>)) {
         let Some(reached) = self.changes.reached_if_empty() else { return };
         // If a visibility has changed meanwhile, the next attempt compares.
         let is_same = self.rows.visibilities(&self.binding.targets) == self.seen;
         if is_same && self.binding.progress.advance(reached, self.refused.len()) {
-            tell(BindingEvent::Passed);
+            report(BindingEvent::Passed);
         }
     }
 
     /// Opens the sink and claims the inventory in it: what is read afterwards changes only through this claim, and a
     /// sink that refuses the claim is not read.
-    async fn claim(&mut self, tell: &impl Fn(BindingEvent<'_>)) -> Result<ClaimedSink, Stopped> {
+    async fn claim(&mut self, report: &impl Fn(BindingEvent<'_>)) -> Result<ClaimedSink, AttemptStopped> {
         let sink = deadline::open(&*self.binding.sink).await?;
         claims::check_free(&self.binding, &*sink, self.disputes.is_fenced()).await?;
         self.check_may_write()?;
         let granted = claims::claim(&self.binding, &*sink, 0).await?;
         self.disputes.granted();
-        tell(BindingEvent::Claimed(&granted.claim));
+        report(BindingEvent::Claimed(&granted.claim));
         Ok(ClaimedSink::new(sink, granted, &self.binding))
     }
 
-    fn check_may_write(&self) -> Result<(), Stopped> {
-        if (self.may_write)() { Ok(()) } else { Err(Stopped::MayNotWrite) }
+    fn check_may_write(&self) -> Result<(), AttemptStopped> {
+        if (self.may_write)() { Ok(()) } else { Err(AttemptStopped::MayNotWrite) }
     }
 
     /// Reads what the sink holds, and writes what differs.
     async fn compare(
         &mut self,
         sink: &mut ClaimedSink,
-        contents: Contents,
-        (changes, causes): (Vec<Change>, Causes),
-        tell: &impl Fn(BindingEvent<'_>),
-    ) -> Result<Contents, Stopped> {
+        contents: SinkContents,
+        (changes, causes): (Vec<StoreChange>, RemovalCauses),
+        report: &impl Fn(BindingEvent<'_>),
+    ) -> Result<SinkContents, AttemptStopped> {
         let binding = self.binding.clone();
         let unwritten: BTreeSet<RowKey> = changes.into_iter().map(|change| change.key).collect();
-        let mut snapshot = self.rows.snapshot_of_seen(&binding.targets, binding.rest.clone());
+        let mut snapshot = self.rows.snapshot_of_seen(&binding.targets, binding.outside.clone());
         let seen = snapshot.visibilities().clone();
         self.changes.rebase(&snapshot);
         binding.row_filter.apply(&mut snapshot);
@@ -387,52 +395,52 @@ impl<'a> State<'a> {
         });
         if let Some(held) = held {
             (self.seen, self.last_comparison) = (seen, Some(Instant::now()));
-            binding.progress.doubt();
+            binding.progress.forget_contents();
             binding.progress.tried(binding.version);
-            tell(BindingEvent::RemovalsHeld(&held));
-            return Ok(Contents::Held);
+            report(BindingEvent::RemovalsHeld(&held));
+            return Ok(SinkContents::Held);
         }
         self.check_may_write()?;
         let delta = &difference.delta;
         if !delta.is_empty() {
-            binding.progress.begin(Doing::Writing, None);
+            binding.progress.begin(Activity::Writing, None);
         }
-        let receipt = sink.write(&binding, delta, snapshot.reached.all(), &seen).await?;
+        let receipt = sink.write(&binding, delta, snapshot.reached.visible_up_to(), &seen).await?;
         if !delta.is_empty() {
             self.last_write = Some(Instant::now());
         }
         let is_drift = |key: &&RowKey| !unwritten.contains(*key) && !self.refused.contains_key(*key);
         let drifted = match contents {
-            Contents::Unknown | Contents::Held => 0,
-            Contents::Known | Contents::Doubted if seen != self.seen => 0,
-            Contents::Known | Contents::Doubted => keys(delta).filter(is_drift).count(),
+            SinkContents::Unknown | SinkContents::Held => 0,
+            SinkContents::Known | SinkContents::Uncertain if seen != self.seen => 0,
+            SinkContents::Known | SinkContents::Uncertain => keys(delta).filter(is_drift).count(),
         };
         let before = |key: &RowKey| difference.before.get(key).copied();
         let refused = receipt.refused.iter().map(|refusal| {
-            let refused = RefusedRow { refusal: refusal.clone(), held: before(&refusal.key) };
+            let refused = RefusedRowState { refusal: refusal.clone(), held: before(&refusal.key) };
             (refusal.key.clone(), refused)
         });
         self.refused = refused.collect();
-        binding.progress.hold(mem::take(&mut difference.held));
+        binding.progress.set_held_rows(mem::take(&mut difference.held));
         binding.progress.change(written(delta, &self.refused, before));
         let wrote = !delta.is_empty();
         binding.progress.acknowledge(self.acknowledgement(snapshot.reached, &receipt, wrote));
         binding.selection.acknowledge(self.last_comparison.is_none());
         (self.seen, self.last_comparison) = (seen, Some(Instant::now()));
-        let (outcome, left_alone) = difference.written(receipt, drifted);
+        let (outcome, left_alone) = difference.into_outcome(receipt, drifted);
         self.left_alone = left_alone;
-        tell(BindingEvent::Compared(&outcome));
-        Ok(Contents::Known)
+        report(BindingEvent::Compared(&outcome));
+        Ok(SinkContents::Known)
     }
 
     /// Writes what has changed since the last time.
     async fn write_changes(
         &mut self,
         sink: &mut ClaimedSink,
-        changes: Vec<Change>,
-        reached: Reached,
-        tell: &impl Fn(BindingEvent<'_>),
-    ) -> Result<Contents, Stopped> {
+        changes: Vec<StoreChange>,
+        reached: Revision,
+        report: &impl Fn(BindingEvent<'_>),
+    ) -> Result<SinkContents, AttemptStopped> {
         let binding = self.binding.clone();
         let mut refused_before = Vec::new();
         let wanted = changes.into_iter().filter(|change| binding.row_filter.takes(&change.key));
@@ -447,18 +455,18 @@ impl<'a> State<'a> {
             refused_before.iter().for_each(|key| drop(self.refused.remove(key)));
             let is_newer = binding.progress.advance(reached, self.refused.len());
             if is_newer && refused_before.is_empty() {
-                tell(BindingEvent::Passed);
+                report(BindingEvent::Passed);
             }
             if !refused_before.is_empty() {
-                tell(BindingEvent::Written(
+                report(BindingEvent::Written(
                     &delta,
                     &Receipt { refused: self.refusals(), ..Receipt::default() },
                 ));
             }
-            return Ok(Contents::Known);
+            return Ok(SinkContents::Known);
         }
         self.check_may_write()?;
-        let mut receipt = sink.write(&binding, &delta, reached.all(), &self.seen).await?;
+        let mut receipt = sink.write(&binding, &delta, reached.visible_up_to(), &self.seen).await?;
         self.last_write = Some(Instant::now());
         // What the sink held of each row before.
         let mut held: BTreeMap<RowKey, Option<RowDigest>> = BTreeMap::new();
@@ -469,7 +477,7 @@ impl<'a> State<'a> {
         refused_before.iter().for_each(|key| drop(self.refused.remove(key)));
         let before = |key: &RowKey| held.get(key).copied().flatten();
         for refusal in &receipt.refused {
-            let refused = RefusedRow { refusal: refusal.clone(), held: before(&refusal.key) };
+            let refused = RefusedRowState { refusal: refusal.clone(), held: before(&refusal.key) };
             self.refused.insert(refusal.key.clone(), refused);
         }
         binding.progress.change(written(&delta, &self.refused, before));
@@ -477,18 +485,18 @@ impl<'a> State<'a> {
         // Rows that earlier writes refused are still missing.
         receipt.refused = self.refusals();
         binding.selection.acknowledge(false);
-        tell(BindingEvent::Written(&delta, &receipt));
-        Ok(Contents::Known)
+        report(BindingEvent::Written(&delta, &receipt));
+        Ok(SinkContents::Known)
     }
 
     /// The acknowledgement of a write; [`Self::refused`] must be up to date.
-    fn acknowledgement(&self, reached: Reached, receipt: &Receipt, wrote: bool) -> Acknowledgement {
+    fn acknowledgement(&self, reached: Revision, receipt: &Receipt, wrote: bool) -> Acknowledgement {
         let Binding { version, generation, .. } = *self.binding;
         let (checksum, refused) = (receipt.checksum.clone(), self.refused.len());
         Acknowledgement { version, generation, reached, checksum, refused, wrote }
     }
 
-    fn refusals(&self) -> Vec<Refusal> {
+    fn refusals(&self) -> Vec<RefusedRow> {
         self.refused.values().map(|refused| refused.refusal.clone()).collect()
     }
 
@@ -496,36 +504,38 @@ impl<'a> State<'a> {
     async fn send_snapshot(
         &mut self,
         sink: &mut ClaimedSink,
-        tell: &impl Fn(BindingEvent<'_>),
-    ) -> Result<Contents, Stopped> {
+        report: &impl Fn(BindingEvent<'_>),
+    ) -> Result<SinkContents, AttemptStopped> {
         let binding = self.binding.clone();
-        let Taken { changes, since, .. } = self.changes.take_all();
+        let TakenChanges { changes, since, .. } = self.changes.take_all();
         let taken = since.map(|since| (changes.len(), since)).filter(has_rows);
-        binding.progress.begin(Doing::Writing, taken);
-        let mut snapshot = self.rows.snapshot_of_seen(&binding.targets, binding.rest.clone());
+        binding.progress.begin(Activity::Writing, taken);
+        let mut snapshot = self.rows.snapshot_of_seen(&binding.targets, binding.outside.clone());
         let seen = snapshot.visibilities().clone();
         self.changes.rebase(&snapshot);
         binding.row_filter.apply(&mut snapshot);
         // A kind that is not served may be a typing error: the rows of the kind before it are not known any more.
         let is_seen = |visibility: &Visibility| {
-            *visibility != Visibility::Absent && is_complete(visibility, &binding.scope)
+            *visibility != Visibility::Absent && is_complete(visibility, &binding.watched)
         };
-        let complete = seen.iter().filter(|(_, visibility)| is_seen(visibility)).map(|(place, _)| place);
+        let complete =
+            seen.iter().filter(|(_, visibility)| is_seen(visibility)).map(|(target_kind, _)| target_kind);
         self.once_complete.extend(complete.cloned());
         // A target without visibilities may have rows that are not known.
         let unseen = binding.targets.iter().any(|id| !seen.keys().any(|(target, _, _)| target == id));
         let pending = seen.values().any(|visibility| *visibility == Visibility::Pending);
-        let blind = unseen || pending || !seen.keys().all(|place| self.once_complete.contains(place));
+        let blind =
+            unseen || pending || !seen.keys().all(|target_kind| self.once_complete.contains(target_kind));
         (self.seen, self.last_comparison) = (seen.clone(), Some(Instant::now()));
         if blind && binding.last_checksum.get().is_some() {
             binding.progress.tried(binding.version);
-            tell(BindingEvent::HeldBack { coverage: &coverage::unseen(&seen, is_seen) });
-            return Ok(Contents::Known);
+            report(BindingEvent::HeldBack { coverage: &coverage::unseen(&seen, is_seen) });
+            return Ok(SinkContents::Known);
         }
         let added = snapshot.rows.values().cloned().collect();
         let delta = Delta { added, ..Delta::default() };
         self.check_may_write()?;
-        let receipt = sink.write(&binding, &delta, snapshot.reached.all(), &seen).await?;
+        let receipt = sink.write(&binding, &delta, snapshot.reached.visible_up_to(), &seen).await?;
         if !delta.is_empty() {
             self.last_write = Some(Instant::now());
         }
@@ -534,13 +544,13 @@ impl<'a> State<'a> {
         binding.last_checksum.set(receipt.checksum.as_ref());
         let mut held = HeldRows::new(binding.counts_namespaces);
         delta.rows().for_each(|row| held.change(&row.key, None, Some(row.digest)));
-        binding.progress.hold(held);
+        binding.progress.set_held_rows(held);
         binding.progress.acknowledge(self.acknowledgement(snapshot.reached, &receipt, wrote));
         let kept = BTreeMap::new();
         let is_complete = !blind;
         let outcome = Outcome { delta, receipt, unchanged: 0, left_alone: 0, drifted: 0, is_complete, kept };
-        tell(BindingEvent::Compared(&outcome));
-        Ok(Contents::Known)
+        report(BindingEvent::Compared(&outcome));
+        Ok(SinkContents::Known)
     }
 }
 
@@ -550,7 +560,7 @@ fn has_rows((rows, _): &(usize, Instant)) -> bool {
 }
 
 /// Waits until a time; never returns if there is none.
-async fn at(time: Option<Instant>) {
+async fn wait_until(time: Option<Instant>) {
     match time {
         Some(time) => time::sleep_until(time).await,
         None => std::future::pending().await,
@@ -559,7 +569,7 @@ async fn at(time: Option<Instant>) {
 
 /// Keys of all rows of a delta.
 fn keys(delta: &Delta) -> impl Iterator<Item = &RowKey> {
-    delta.rows().map(|row| &row.key).chain(delta.removed.iter().map(|gone| &gone.key))
+    delta.rows().map(|row| &row.key).chain(delta.removed.iter().map(|removed| &removed.key))
 }
 
 /// All rows of a delta, with the digest of what the sink holds, as far as the delta knows.
@@ -574,7 +584,7 @@ fn changed_rows(delta: &Delta) -> impl Iterator<Item = (&RowKey, Option<RowDiges
 /// The rows that a delta has changed in a sink, but for those that it refused: what they were, and what they are.
 fn written<'a>(
     delta: &'a Delta,
-    refused: &'a BTreeMap<RowKey, RefusedRow>,
+    refused: &'a BTreeMap<RowKey, RefusedRowState>,
     before: impl Fn(&RowKey) -> Option<RowDigest> + Copy + 'a,
 ) -> impl Iterator<Item = (&'a RowKey, Option<RowDigest>, Option<RowDigest>)> {
     let rows = delta.rows().filter(|row| !refused.contains_key(&row.key));
@@ -583,9 +593,9 @@ fn written<'a>(
 }
 
 /// What to write for changes, each with the digest that the sink holds if that is not what the store knew.
-fn delta_of(changes: impl Iterator<Item = (Option<Option<RowDigest>>, Change)>) -> Delta {
+fn delta_of(changes: impl Iterator<Item = (Option<Option<RowDigest>>, StoreChange)>) -> Delta {
     let mut delta = Delta::default();
-    for (held, Change { key, before, after, .. }) in changes {
+    for (held, StoreChange { key, before, after, .. }) in changes {
         let known = before.as_ref().map(|row| row.digest);
         let held = held.unwrap_or(known);
         let before = before.filter(|_| held == known);
@@ -593,8 +603,8 @@ fn delta_of(changes: impl Iterator<Item = (Option<Option<RowDigest>>, Change)>) 
             (None, None) => {}
             (Some(held), Some(after)) if held == after.digest => {}
             (None, Some(row)) => delta.added.push(row),
-            (Some(_), Some(after)) => delta.changed.push(Changed { before, after }),
-            (Some(_), None) => delta.removed.push(Removed { key, before }),
+            (Some(_), Some(after)) => delta.changed.push(ChangedRow { before, after }),
+            (Some(_), None) => delta.removed.push(RemovedRow { key, before }),
         }
     }
     delta

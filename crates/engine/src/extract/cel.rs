@@ -1,7 +1,7 @@
 //! CEL expressions over Kubernetes objects, on the `cel` crate.
 //!
 //! Extraction (`cel:` attributes) and selection (`matchPolicy`) compile an [`Expression`] once, ask it
-//! which parts of an object it reads, and evaluate it on a [`Scope`] per object. An expression sees
+//! which parts of an object it reads, and evaluate it with [`CelVariables`] per object. An expression sees
 //! `object` and `namespaceObject` (null for objects without a namespace).
 //!
 //! `cel` has no limits, so this must hold: its parser runs only on a thread with enough stack (`parse`), and its
@@ -51,7 +51,7 @@ pub(crate) struct Expression {
     text: Box<str>,
     guarded: IdedExpr,
     /// Cost of one evaluation without its loops.
-    price: u64,
+    cost: u64,
     reads: project::Reads,
 }
 
@@ -65,20 +65,20 @@ pub(crate) struct CelError {
 }
 
 /// What expressions see of one object; it can serve many expressions.
-pub(crate) struct Scope<'a> {
+pub(crate) struct CelVariables<'a> {
     object: Box<dyn Val + 'a>,
     namespace: Box<dyn Val + 'a>,
 }
 
-impl<'a> Scope<'a> {
-    /// A scope for expressions that read no more of the object than the projection.
+impl<'a> CelVariables<'a> {
+    /// The variables of expressions that read no more of the object than the projection.
     pub(crate) fn new(
         object: &'a Json<'_>,
         projection: &Projection,
         namespace: Option<&'a Json<'_>>,
     ) -> Self {
         let namespace = match namespace {
-            Some(namespace) => value::from_json(namespace, &Projection::whole()),
+            Some(namespace) => value::from_json(namespace, &Projection::everything()),
             None => Box::new(CelNull),
         };
         Self { object: value::from_json(object, projection), namespace }
@@ -91,7 +91,7 @@ impl<'a> Scope<'a> {
     }
 }
 
-impl VariableResolver for Scope<'_> {
+impl VariableResolver for CelVariables<'_> {
     fn resolve<'b>(&'b self, variable: &str) -> Option<CowVal<'b, 'b>> {
         match variable {
             names::OBJECT => Some(CowVal::Borrowed(self.object.as_ref())),
@@ -106,8 +106,8 @@ impl Expression {
         let parsed = parse::parse(text)?;
         check::check(&parsed)?;
         let reads = project::Reads::of(&parsed.root);
-        let price = rewrite::price(&parsed.root, 0);
-        Ok(Self { text: text.into(), guarded: rewrite::rewrite(parsed.root), price, reads })
+        let cost = rewrite::cost(&parsed.root, 0);
+        Ok(Self { text: text.into(), guarded: rewrite::rewrite(parsed.root), cost, reads })
     }
 
     /// Adds what the expression reads of an object.
@@ -124,14 +124,14 @@ impl Expression {
     }
 
     /// The value of the expression as plain JSON.
-    pub(crate) fn evaluate(&self, scope: &Scope<'_>) -> Result<Json<'static>, EvalError> {
-        self.run(scope, value::to_json)?
+    pub(crate) fn evaluate(&self, variables: &CelVariables<'_>) -> Result<Json<'static>, EvalError> {
+        self.run(variables, value::to_json)?
     }
 
     /// Whether the value is `true`; an error is not.
-    pub(crate) fn is_true(&self, scope: &Scope<'_>) -> bool {
+    pub(crate) fn is_true(&self, variables: &CelVariables<'_>) -> bool {
         let is_true = |value: &dyn Val| value.downcast_ref::<CelBool>() == Some(&CelBool::TRUE);
-        self.run(scope, is_true).unwrap_or(false)
+        self.run(variables, is_true).unwrap_or(false)
     }
 
     /// Removes values of the object from an error: keys and numbers that are not written in the expression.
@@ -146,15 +146,19 @@ impl Expression {
         }
     }
 
-    /// Evaluates the expression and uses its value, which borrows from the scope.
-    fn run<T>(&self, scope: &Scope<'_>, result: impl FnOnce(&dyn Val) -> T) -> Result<T, EvalError> {
-        let context = scope.context();
-        meter::start(self.price);
+    /// Evaluates the expression and uses its value, which borrows from the variables.
+    fn run<T>(
+        &self,
+        variables: &CelVariables<'_>,
+        result: impl FnOnce(&dyn Val) -> T,
+    ) -> Result<T, EvalError> {
+        let context = variables.context();
+        meter::start(self.cost);
         // The interpreter may panic on an expression: that must not end the process.
         let run = AssertUnwindSafe(|| Value::resolve_val(&self.guarded, &context));
         let value = panic::catch_unwind(run);
-        match (meter::broken(), value) {
-            (Some(bound), _) => Err(bound.into()),
+        match (meter::exceeded(), value) {
+            (Some(limit), _) => Err(limit.into()),
             (None, Ok(Ok(value))) => Ok(result(value.as_ref())),
             (None, Ok(Err(error))) => Err(self.without_values(error.into())),
             (None, Err(_)) => Err(EvalError::Failed("the interpreter failed on this expression".into())),

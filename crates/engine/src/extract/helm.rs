@@ -10,7 +10,7 @@ use flate2::read::GzDecoder;
 use serde_json::value::RawValue;
 
 use crate::{
-    json::{Json, Map, Projection},
+    json::{Json, JsonMap, Projection},
     scrub::{Scrubber, is_marker},
 };
 
@@ -34,7 +34,7 @@ const GUARDED: [&[&str]; 2] = [&["config"], &["info", "notes"]];
 
 /// A field of a release.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Field(Vec<String>);
+pub(crate) struct HelmField(Vec<String>);
 
 /// Why a release could not be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -47,7 +47,7 @@ pub(crate) enum HelmError {
     Malformed,
 }
 
-impl Field {
+impl HelmField {
     /// The field that a profile names, or why it may not have it.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let path = match text {
@@ -132,21 +132,21 @@ pub(crate) fn read<'a>(
     serde_json::from_str::<&RawValue>(text).map_err(|_| HelmError::Malformed)?;
     let mut release = Json::read(text, projection).map_err(|_| HelmError::Malformed)?;
     let Json::Map(map) = &mut release else { return Err(HelmError::Malformed) };
-    DENIED.iter().for_each(|path| cut(map, path));
+    DENIED.iter().for_each(|path| remove_path(map, path));
     if !opted_in {
-        GUARDED.iter().for_each(|path| cut(map, path));
+        GUARDED.iter().for_each(|path| remove_path(map, path));
     }
     scrubber.scrub(map);
     Ok(release)
 }
 
-fn cut(map: &mut Map<'_>, path: &[&str]) {
+fn remove_path(map: &mut JsonMap<'_>, path: &[&str]) {
     match path {
         [] => {}
         [last] => drop(map.remove(last)),
         [first, rest @ ..] => {
             if let Some(Json::Map(child)) = map.get_mut(first) {
-                cut(child, rest);
+                remove_path(child, rest);
             }
         }
     }
@@ -171,7 +171,7 @@ mod tests {
         "chart":{"metadata":{"name":"web","version":"1.2.3"},"templates":["hunter2"],"files":1,"values":{"x":"hunter2"},"raw":"hunter2"}}"#;
 
     fn field(name: &str, opted_in: bool) -> String {
-        let field = Field::parse(name).unwrap();
+        let field = HelmField::parse(name).unwrap();
         let mut projection = Projection::default();
         field.project(&mut projection);
         let text = decode(Some(&encode(RELEASE))).unwrap();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_and_aliases() {
+    fn fields_are_found_by_their_path_and_by_aliases() {
         for (name, expected) in [
             ("releaseName", r#""web""#),
             ("revision", "3"),
@@ -197,22 +197,22 @@ mod tests {
     }
 
     #[test]
-    fn w38_denied_fields_are_refused_and_cut_out_of_parents() {
+    fn denied_fields_are_refused_and_removed_from_their_parents() {
         for name in ["manifest", "hooks", "chart.templates", "chart.values.x", "chart.raw", "chart.files.0"] {
-            assert!(Field::parse(name).is_err(), "{name}");
+            assert!(HelmField::parse(name).is_err(), "{name}");
         }
         for name in ["config", "config.a", "info.notes"] {
-            assert!(Field::parse(name).unwrap().guarded().is_some(), "{name}");
+            assert!(HelmField::parse(name).unwrap().guarded().is_some(), "{name}");
         }
         for name in ["chart", "info"] {
             assert!(!field(name, false).contains("hunter2"), "{}", field(name, false));
         }
         assert!(!field("chart", true).contains("hunter2"), "no opt-in opens the chart");
-        assert!(Field::parse("").is_err() && Field::parse("a..b").is_err());
+        assert!(HelmField::parse("").is_err() && HelmField::parse("a..b").is_err());
     }
 
     #[test]
-    fn w42_bombs_and_rubbish_are_errors() {
+    fn decompression_bombs_and_malformed_releases_are_errors() {
         let bomb = encode(&" ".repeat(usize::try_from(MAX_DECOMPRESSED).unwrap() + 1));
         assert!(bomb.len() < MAX_COMPRESSED);
         assert_eq!(decode(Some(&bomb)), Err(HelmError::TooLarge));
@@ -222,7 +222,7 @@ mod tests {
         let truncated = STANDARD.encode([0x1f, 0x8b, 0x08, 0, 0]);
         assert_eq!(decode(Some(&truncated)), Err(HelmError::Malformed));
         for text in ["[1]", r#"{"version":1-2}"#, r#"{"x":}"#] {
-            let read = read(text, &Projection::whole(), false, &Scrubber::default());
+            let read = read(text, &Projection::everything(), false, &Scrubber::default());
             assert_eq!(read, Err(HelmError::Malformed), "{text}");
         }
     }

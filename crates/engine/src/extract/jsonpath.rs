@@ -3,7 +3,7 @@
 //! Profiles are compiled with [`Path::parse`], which refuses everything that is not one path and says how
 //! to write it. Three things must hold:
 //!
-//! * A path names places of an object. Each place counts once, and results are in document order, that is
+//! * A path names values of an object. Each of them counts once, and results are in document order, that is
 //!   in the order of the sorted maps: equal objects give equal results.
 //! * Evaluation never fails, and its work is bounded by the length of the text times the size of the
 //!   object: what would make it grow faster is refused by `parse`.
@@ -20,14 +20,14 @@ mod tests;
 use std::ops::ControlFlow;
 
 use self::{
-    parse::Parser,
-    steps::{Need, Steps},
+    parse::PathParser,
+    steps::{PathSteps, ReadNeed},
 };
 use crate::json::{Json, Projection};
 
 /// A path of kubectl's dialect.
 #[derive(Clone, Debug)]
-pub(crate) struct Path(Steps);
+pub(crate) struct Path(PathSteps);
 
 /// Where in the text a path is wrong, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ const MAX_RESULT: usize = 4 << 20;
 /// What a path finds.
 #[cfg(test)]
 #[derive(Debug, PartialEq)]
-enum Found<'v, 'a> {
+enum PathMatches<'v, 'a> {
     /// Of a definite path: the value, or `None` when any step of the path is missing.
     One(Option<&'v Json<'a>>),
     /// Of every other path: as many values as there are, in document order.
@@ -53,10 +53,10 @@ enum Found<'v, 'a> {
 
 impl Path {
     pub(crate) fn parse(text: &str) -> Result<Self, PathError> {
-        Parser::path(text).map(Self)
+        PathParser::path(text).map(Self)
     }
 
-    /// Whether the path names at most one place.
+    /// Whether the path names at most one value.
     pub(crate) fn is_definite(&self) -> bool {
         self.0.are_definite()
     }
@@ -83,18 +83,18 @@ impl Path {
     }
 
     #[cfg(test)]
-    fn find<'v, 'a>(&self, object: &'v Json<'a>) -> Found<'v, 'a> {
+    fn find<'v, 'a>(&self, object: &'v Json<'a>) -> PathMatches<'v, 'a> {
         if self.is_definite() {
-            return Found::One(self.0.one(object));
+            return PathMatches::One(self.0.one(object));
         }
         let mut found = Vec::new();
         self.visit(object, |value| found.push(value));
-        Found::Many(found)
+        PathMatches::Many(found)
     }
 
-    fn visit<'v, 'a>(&self, object: &'v Json<'a>, mut see: impl FnMut(&'v Json<'a>)) {
+    fn visit<'v, 'a>(&self, object: &'v Json<'a>, mut visitor: impl FnMut(&'v Json<'a>)) {
         let end = self.0.visit(object, object, &mut |value| {
-            see(value);
+            visitor(value);
             ControlFlow::Continue(())
         });
         debug_assert!(end.is_continue(), "nothing stops the visit");
@@ -102,16 +102,16 @@ impl Path {
 
     /// Asks for everything that `find` looks at.
     pub(crate) fn project(&self, projection: &mut Projection) {
-        self.0.project(Need::Value, 1, projection);
+        self.0.project(ReadNeed::Value, 1, projection);
         let mut from_root = Vec::new();
         self.0.collect_from_root(&mut from_root);
         from_root.into_iter().for_each(|(steps, need)| steps.project(need, 1, projection));
     }
 
-    /// Removes every place the path names: entries of maps and items of lists. The object itself stays,
-    /// and all places are found before the first one is removed.
+    /// Removes every value that the path names: entries of maps and items of lists. The object itself stays,
+    /// and all values are found before the first one is removed.
     pub(crate) fn remove(&self, object: &mut Json<'_>) {
-        let cuts = self.0.cuts(object);
-        remove::apply(object, cuts);
+        let removals = self.0.removals(object);
+        remove::apply(object, removals);
     }
 }

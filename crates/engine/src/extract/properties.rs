@@ -9,8 +9,8 @@ use crate::random::Random;
 
 const SECRET: &str = "hunter2";
 
-/// A map in which everything that is `SECRET` stands where it must be found.
-fn planted(random: &mut Random, depth: usize) -> Value {
+/// A map that has `SECRET` only in fields that must be redacted.
+fn object_with_secrets(random: &mut Random, depth: usize) -> Value {
     let mut map = serde_json::Map::new();
     for _ in 0..random.below(5) {
         let (key, value) = match random.below(8) {
@@ -22,10 +22,10 @@ fn planted(random: &mut Random, depth: usize) -> Value {
             2 => ("env", json!([{ "name": random.pick(&["API_KEY", "SESSION_SECRET"]), "value": SECRET }])),
             3 => ("valueFrom", json!({ "secretKeyRef": { "name": SECRET, "key": SECRET } })),
             4 => ("tls", json!({ "key": SECRET, "cert": "x" })),
-            5 if depth > 0 => (random.pick(&["spec", "items", "a"]), planted(random, depth - 1)),
+            5 if depth > 0 => (random.pick(&["spec", "items", "a"]), object_with_secrets(random, depth - 1)),
             6 if depth > 0 => (
                 random.pick(&["list", "b"]),
-                json!([planted(random, depth - 1), [planted(random, depth - 1)]]),
+                json!([object_with_secrets(random, depth - 1), [object_with_secrets(random, depth - 1)]]),
             ),
             _ => (random.pick(&["image", "name", "replicas"]), json!(random.below(100))),
         };
@@ -39,7 +39,7 @@ fn profile(attributes: &Value, export: Option<Value>) -> CompiledProfile {
         json!({ "targetGVK": { "group": "x", "version": "v1", "kind": "Thing" }, "attributes": attributes });
     spec["export"] = export.unwrap_or_default();
     let spec = serde_json::from_value(spec).unwrap();
-    CompiledProfile::compile(&spec, &OptIns::default(), &Policy::default())
+    CompiledProfile::compile(&spec, &OptIns::default(), &ExtractPolicy::default())
         .unwrap_or_else(|e| unreachable!("{e:?}"))
 }
 
@@ -52,7 +52,7 @@ fn extract(profile: &CompiledProfile, text: String) -> String {
 }
 
 #[test]
-fn no_planted_secret_is_ever_in_a_row() {
+fn no_secret_of_an_object_is_ever_in_a_row() {
     let profiles = [
         profile(&json!([{ "name": "all", "path": "{.}" }]), None),
         profile(
@@ -81,7 +81,7 @@ fn no_planted_secret_is_ever_in_a_row() {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mut redacted = 0;
     for _ in 0..2_000 {
-        let object = planted(&mut random, 4).to_string();
+        let object = object_with_secrets(&mut random, 4).to_string();
         for profile in &profiles {
             let row = extract(profile, object.clone());
             assert!(!row.contains(SECRET), "{object}\n{row}");
@@ -119,7 +119,7 @@ fn shuffled(value: &Value, random: &mut Random, out: &mut String) {
 }
 
 #[test]
-fn the_order_of_keys_never_matters() {
+fn rows_never_depend_on_the_order_of_keys() {
     let attributes = json!([
         { "name": "all", "path": "{.}" }, { "name": "spec", "path": "$.spec" },
         { "name": "images", "path": "{..image}" }, { "name": "cel", "path": "cel:object", "optional": true },
@@ -127,7 +127,7 @@ fn the_order_of_keys_never_matters() {
     let profile = profile(&attributes, None);
     let mut random = Random(42);
     for _ in 0..500 {
-        let object = planted(&mut random, 4);
+        let object = object_with_secrets(&mut random, 4);
         let mut text = String::new();
         shuffled(&object, &mut random, &mut text);
         assert_eq!(extract(&profile, object.to_string()), extract(&profile, text));
@@ -145,7 +145,7 @@ fn no_bytes_make_the_reader_panic() {
     projection.key("a").each().key("k").take_all();
     for _ in 0..50_000 {
         let text: String = (0..random.below(12)).map(|_| random.pick(&pieces)).collect();
-        for projection in [&Projection::whole(), &projection, &Projection::default()] {
+        for projection in [&Projection::everything(), &projection, &Projection::default()] {
             drop(Json::read(&text, projection));
         }
     }

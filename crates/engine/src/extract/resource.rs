@@ -7,11 +7,11 @@ use kollect_model::{
 
 use crate::{
     extract::jsonpath::Path,
-    json::{Json, Map, Projection},
+    json::{Json, JsonMap, Projection},
 };
 
 /// Fields that the API server and tools maintain on every object; their changes would only be noise.
-const NOISE: [&[&str]; 5] = [
+const MAINTAINED_FIELDS: [&[&str]; 5] = [
     &["metadata", "managedFields"],
     &["metadata", "resourceVersion"],
     &["metadata", "generation"],
@@ -21,17 +21,17 @@ const NOISE: [&[&str]; 5] = [
 
 /// How an object becomes an attribute.
 #[derive(Debug)]
-pub(crate) struct Resource {
+pub(crate) struct CompiledResourceExport {
     pub(crate) name: String,
     sections: &'static [&'static str],
     everything: bool,
     without_identity: bool,
-    without_noise: bool,
+    without_maintained_fields: bool,
     pointers: Vec<Vec<String>>,
     paths: Vec<Path>,
 }
 
-impl Resource {
+impl CompiledResourceExport {
     /// Compiles the pruning; each bad path is an error.
     pub(crate) fn compile(spec: &ResourceExport) -> Result<Self, Vec<SpecError>> {
         let prune = spec.prune.as_ref();
@@ -61,7 +61,7 @@ impl Resource {
             },
             everything: spec.include == ExportSections::All,
             without_identity: spec.dedupe_identity.unwrap_or(true),
-            without_noise: prune.and_then(|prune| prune.defaults).unwrap_or(true),
+            without_maintained_fields: prune.and_then(|prune| prune.defaults).unwrap_or(true),
             pointers: pointers.map(|pointer| segments(pointer)).collect(),
             paths,
         })
@@ -75,7 +75,7 @@ impl Resource {
     }
 
     /// What is exported of an object.
-    pub(crate) fn build<'a>(&self, mut object: Map<'a>) -> Json<'a> {
+    pub(crate) fn build<'a>(&self, mut object: JsonMap<'a>) -> Json<'a> {
         let kept = |key: &str| {
             self.everything || key == "apiVersion" || key == "kind" || self.sections.contains(&key)
         };
@@ -86,8 +86,8 @@ impl Resource {
             metadata.retain(|key| !matches!(key, "name" | "namespace" | "uid"));
         }
         let mut object = Json::Map(object);
-        if self.without_noise {
-            NOISE.iter().for_each(|pointer| remove(&mut object, pointer));
+        if self.without_maintained_fields {
+            MAINTAINED_FIELDS.iter().for_each(|pointer| remove(&mut object, pointer));
         }
         self.pointers.iter().for_each(|pointer| remove(&mut object, pointer));
         self.paths.iter().for_each(|path| path.remove(&mut object));

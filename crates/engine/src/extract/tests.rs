@@ -13,7 +13,7 @@ fn spec(kind: &str, attributes: Value) -> KollectProfileSpec {
 }
 
 fn compile(spec: &KollectProfileSpec, opt_ins: OptIns) -> Result<CompiledProfile, Vec<SpecError>> {
-    CompiledProfile::compile(spec, &opt_ins, &Policy::default())
+    CompiledProfile::compile(spec, &opt_ins, &ExtractPolicy::default())
 }
 
 fn compiled(spec: &KollectProfileSpec) -> CompiledProfile {
@@ -27,7 +27,7 @@ fn extract(spec: &KollectProfileSpec, object: Value) -> String {
 }
 
 #[test]
-fn missing_is_null_unless_optional() {
+fn a_missing_value_is_null_unless_its_attribute_is_optional() {
     let spec = spec(
         "Deployment",
         json!([
@@ -41,7 +41,7 @@ fn missing_is_null_unless_optional() {
 }
 
 #[test]
-fn w30_a_wildcard_is_a_list_whatever_it_finds() {
+fn a_wildcard_gives_a_list_whatever_it_finds() {
     let spec = spec(
         "Deployment",
         json!([
@@ -65,7 +65,7 @@ fn w30_a_wildcard_is_a_list_whatever_it_finds() {
 }
 
 #[test]
-fn w33_numbers_survive() {
+fn numbers_keep_all_their_digits() {
     let spec = spec(
         "Deployment",
         json!([{ "name": "n", "path": "$.n" }, { "name": "s", "path": "$.n[0]", "type": "string" }]),
@@ -95,7 +95,7 @@ fn key_order_of_the_input_does_not_matter() {
 }
 
 #[test]
-fn every_bad_expression_is_named_with_a_caret() {
+fn every_invalid_expression_is_reported_with_a_caret() {
     let spec = spec(
         "Deployment",
         json!([
@@ -120,7 +120,7 @@ fn unknown_types_warn_and_are_not_enforced() {
 }
 
 #[test]
-fn w37_secrets_do_not_escape_under_another_name() {
+fn secrets_do_not_escape_under_another_name() {
     let spec = spec(
         "Pod",
         json!([
@@ -147,7 +147,7 @@ fn w37_secrets_do_not_escape_under_another_name() {
 }
 
 #[test]
-fn q11_secret_data_needs_the_opt_in() {
+fn secret_data_needs_the_opt_in() {
     let data = spec("Secret", json!([{ "name": "x", "path": "$['data']['x']" }]));
     let Err(errors) = compile(&data, OptIns::default()) else { unreachable!("must not compile") };
     assert!(errors[0].problem.contains("kollect.dev/allow-secret-extraction"), "{}", errors[0]);
@@ -160,9 +160,9 @@ fn q11_secret_data_needs_the_opt_in() {
     }
     let object = json!({ "data": { "x": "aHVudGVyMg==" }, "stringData": { "y": "hunter2" }, "type": "Opaque",
         "metadata": { "annotations": { "kubectl.kubernetes.io/last-applied-configuration": "hunter2" } } });
-    let whole =
+    let everything =
         spec("Secret", json!([{ "name": "all", "path": "{.}" }, { "name": "deep", "path": "{..x}" }]));
-    let attributes = extract(&whole, object.clone());
+    let attributes = extract(&everything, object.clone());
     assert!(!attributes.contains("hunter2") && !attributes.contains("aHVudGVyMg"), "{attributes}");
     assert!(attributes.contains(r#""kind":"Secret""#), "the item of a list knows its kind: {attributes}");
     let opted_in = OptIns { secret_extraction: true, ..OptIns::default() };
@@ -175,7 +175,10 @@ fn q11_secret_data_needs_the_opt_in() {
 #[test]
 fn sensitive_kinds_are_treated_like_secrets() {
     let spec = spec("Deployment", json!([{ "name": "all", "path": "{.}" }]));
-    let policy = Policy { sensitive_kinds: vec![("apps".into(), "Deployment".into())], ..Policy::default() };
+    let policy = ExtractPolicy {
+        sensitive_kinds: vec![("apps".into(), "Deployment".into())],
+        ..ExtractPolicy::default()
+    };
     let profile = CompiledProfile::compile(&spec, &OptIns::default(), &policy)
         .unwrap_or_else(|e| unreachable!("{e:?}"));
     let raw = to_raw_value(&json!({ "data": { "a": 1 }, "spec": {} })).unwrap();
@@ -233,21 +236,21 @@ fn whole_secrets_need_the_opt_in_and_stay_without_data() {
     assert_eq!(
         attributes.get(),
         r#"{"resource":{"apiVersion":"v1","kind":"Secret","type":"Opaque"}}"#,
-        "w38"
+        "its data is left out"
     );
 }
 
 #[test]
 fn profiles_know_how_much_they_read() {
     let needs = |path: &str| compiled(&spec("Pod", json!([{ "name": "a", "path": path }]))).needs();
-    assert_eq!(needs("$.metadata.labels.app"), Needs::MetadataOnly);
-    assert_eq!(needs("$.spec.nodeName"), Needs::Fields);
-    assert_eq!(needs("{..image}"), Needs::Everything);
-    assert_eq!(needs("{.}"), Needs::Everything);
+    assert_eq!(needs("$.metadata.labels.app"), ProfileNeeds::MetadataOnly);
+    assert_eq!(needs("$.spec.nodeName"), ProfileNeeds::Fields);
+    assert_eq!(needs("{..image}"), ProfileNeeds::Everything);
+    assert_eq!(needs("{.}"), ProfileNeeds::Everything);
 }
 
 #[test]
-fn objects_that_are_none_are_errors() {
+fn values_that_are_not_objects_are_errors() {
     let profile = compiled(&spec("Pod", json!([{ "name": "a", "path": "$.a" }])));
     for text in ["[1]", "7", &format!("{{\"a\":{}1{}}}", "[".repeat(1000), "]".repeat(1000))] {
         let Ok(raw) = RawValue::from_string(text.to_owned()) else { continue };
@@ -256,7 +259,7 @@ fn objects_that_are_none_are_errors() {
 }
 
 #[test]
-fn w31_a_text_that_is_no_path_never_becomes_its_own_value() {
+fn a_text_that_is_no_path_never_becomes_its_own_value() {
     for text in ["spec.x", "x", "{.a} and {.b}", "{range .items[*]}{.a}{end}", "prefix {.a}", "{}", " "] {
         let spec = spec("Pod", json!([{ "name": "a", "path": text }]));
         assert!(compile(&spec, OptIns::default()).is_err(), "{text:?}");
@@ -264,7 +267,7 @@ fn w31_a_text_that_is_no_path_never_becomes_its_own_value() {
 }
 
 #[test]
-fn w32_what_cel_builds_is_plain_json_and_scrubbed() {
+fn the_result_of_a_cel_expression_is_plain_json_and_scrubbed() {
     let spec = spec(
         "Pod",
         json!([
@@ -285,7 +288,7 @@ fn w32_what_cel_builds_is_plain_json_and_scrubbed() {
 }
 
 #[test]
-fn what_was_redacted_cannot_fail_an_object() {
+fn an_expression_that_fails_on_a_redacted_value_does_not_fail_the_object() {
     let spec = spec(
         "Pod",
         json!([
@@ -298,7 +301,7 @@ fn what_was_redacted_cannot_fail_an_object() {
 }
 
 #[test]
-fn w42_a_bomb_fails_its_attribute_by_name() {
+fn an_expression_that_exceeds_its_budget_fails_and_its_attribute_is_named() {
     let bomb = "cel:[1,2,3,4,5,6,7,8].all(a, [1,2,3,4,5,6,7,8].all(b, [1,2,3,4,5,6,7,8].all(c, [1,2,3,4,5,6,7,8].all(d, [1,2,3,4,5,6,7,8].all(e, true)))))";
     let required = spec("Pod", json!([{ "name": "fine", "path": "$.a" }, { "name": "bomb", "path": bomb }]));
     let profile = compiled(&required);
@@ -309,7 +312,11 @@ fn w42_a_bomb_fails_its_attribute_by_name() {
         "Pod",
         json!([{ "name": "fine", "path": "$.a" }, { "name": "bomb", "path": bomb, "optional": true }]),
     );
-    assert_eq!(extract(&optional, json!({ "a": 1 })), r#"{"fine":1}"#, "one bad thing stays one bad thing");
+    assert_eq!(
+        extract(&optional, json!({ "a": 1 })),
+        r#"{"fine":1}"#,
+        "only the attribute that fails is left out"
+    );
 }
 
 #[test]
@@ -331,7 +338,7 @@ fn misspelt_functions_and_variables_are_refused_before_anything_runs() {
 }
 
 #[test]
-fn namespaces_keep_their_secrets_as_well() {
+fn secrets_of_namespaces_are_removed_too() {
     let spec = spec("Pod", json!([{ "name": "ns", "path": "cel:namespaceObject.metadata" }]));
     let metadata: Metadata = serde_json::from_value(json!({
         "name": "shop", "labels": { "team": "a" },
@@ -346,7 +353,7 @@ fn namespaces_keep_their_secrets_as_well() {
 }
 
 #[test]
-fn what_is_redacted_does_not_depend_on_what_else_is_read() {
+fn redaction_does_not_depend_on_which_other_fields_are_read() {
     let object = json!({ "spec": { "tls": { "cert": "c", "key": "hunter2" }, "valueFrom": { "secretKeyRef": {}, "other": 1 } } });
     let cert = json!({ "name": "cert", "path": "$.spec.tls.cert" });
     let key = json!({ "name": "secret", "path": "$.spec.tls.key" });
@@ -399,7 +406,7 @@ fn errors_do_not_repeat_values() {
 }
 
 #[test]
-fn a_path_cannot_multiply_an_object() {
+fn the_result_of_a_path_has_a_size_limit() {
     let mut object = json!("x".repeat(1 << 20));
     for _ in 0..20 {
         object = json!({ "a": object });
@@ -410,7 +417,7 @@ fn a_path_cannot_multiply_an_object() {
 }
 
 #[test]
-fn null_is_a_result_next_to_a_redaction() {
+fn a_null_result_is_not_redacted_although_a_value_beside_it_is() {
     let attributes =
         json!([{ "name": "a", "path": "cel:object.spec.env.exists(e, e.value == 'nope') ? 'yes' : null" }]);
     let object = json!({ "spec": { "env": [{ "name": "DB_PASSWORD", "value": "hunter2" }] } });

@@ -6,7 +6,7 @@ use crate::{extract::cel::is_quantity, json::Json, scrub::is_marker};
 
 /// Types that an attribute can be declared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Type {
+pub(crate) enum AttributeType {
     String,
     Int,
     Number,
@@ -17,7 +17,7 @@ pub(crate) enum Type {
     Quantity,
 }
 
-impl Type {
+impl AttributeType {
     /// The type of that name. Any other text is documentation and is not enforced.
     pub(crate) fn named(text: &str) -> Option<Self> {
         Some(match text {
@@ -70,15 +70,15 @@ impl Type {
 
 /// The text of an integer of any size; a fraction of only zeros is removed.
 fn integer(text: Cow<'_, str>) -> Option<Cow<'_, str>> {
-    let whole = match text.split_once('.') {
-        Some((whole, zeros)) if !zeros.is_empty() && zeros.bytes().all(|b| b == b'0') => whole.len(),
+    let integer_len = match text.split_once('.') {
+        Some((integer, zeros)) if !zeros.is_empty() && zeros.bytes().all(|b| b == b'0') => integer.len(),
         Some(_) => return None,
         None => text.len(),
     };
     let text = match text {
-        Cow::Borrowed(text) => Cow::Borrowed(text.get(..whole)?),
+        Cow::Borrowed(text) => Cow::Borrowed(text.get(..integer_len)?),
         Cow::Owned(mut text) => {
-            text.truncate(whole);
+            text.truncate(integer_len);
             Cow::Owned(text)
         }
     };
@@ -106,15 +106,15 @@ mod tests {
     use crate::json::Projection;
 
     fn convert(type_: &str, text: &str, from_list_path: bool) -> Option<String> {
-        let value = Json::read(text, &Projection::whole()).unwrap();
-        let converted = Type::named(type_).unwrap().convert(value, from_list_path)?;
+        let value = Json::read(text, &Projection::everything()).unwrap();
+        let converted = AttributeType::named(type_).unwrap().convert(value, from_list_path)?;
         let mut out = String::new();
         converted.write(&mut out);
         Some(out)
     }
 
     #[test]
-    fn what_loses_nothing_converts() {
+    fn values_that_lose_nothing_are_converted() {
         for (type_, from, to) in [
             ("string", "7", r#""7""#),
             ("string", "1.10", r#""1.10""#),
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_lose_something_does_not() {
+    fn values_that_would_lose_something_are_not_converted() {
         for (type_, from) in [
             ("string", "[]"),
             ("string", "{}"),

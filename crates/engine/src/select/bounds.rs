@@ -7,7 +7,7 @@ use std::{
 
 use kollect_model::crd::{scope::ScopeCeiling, shapes::Gvk};
 
-use super::Rejected;
+use super::RejectingClause;
 
 /// The bounds of one target. The default has no limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,12 +31,12 @@ impl Bounds {
         &self,
         name: &str,
         labels: Option<&BTreeMap<String, String>>,
-    ) -> Option<Result<(), Rejected>> {
+    ) -> Option<Result<(), RejectingClause>> {
         let mut undecided = false;
         for ceiling in &self.ceilings {
             match ceiling.allows_namespace(name, labels) {
                 Some(true) => {}
-                Some(false) => return Some(Err(Rejected::NamespaceDenied)),
+                Some(false) => return Some(Err(RejectingClause::NamespaceDenied)),
                 None => undecided = true,
             }
         }
@@ -46,11 +46,11 @@ impl Bounds {
         let reached = self.namespaces.as_ref().is_none_or(|names| names.contains(name));
         let named = || self.ceilings.iter().any(ScopeCeiling::names_namespaces);
         // All scopes allow the namespace: one that names namespaces names this one.
-        Some(if reached || named() { Ok(()) } else { Err(Rejected::BeyondReach) })
+        Some(if reached || named() { Ok(()) } else { Err(RejectingClause::BeyondReach) })
     }
 
     /// Whether cluster-scoped objects of the kind may be collected.
-    pub fn permit_cluster_scoped(&self, gvk: &Gvk) -> Result<(), Rejected> {
+    pub fn permit_cluster_scoped(&self, gvk: &Gvk) -> Result<(), RejectingClause> {
         let limits = |ceiling: &ScopeCeiling| {
             ceiling.names_namespaces() && !ceiling.names_all_namespaces()
                 || !ceiling.denied_namespaces.is_empty()
@@ -58,9 +58,9 @@ impl Bounds {
         if self.ceilings.iter().any(|ceiling| ceiling.names_kind(gvk)) {
             Ok(())
         } else if self.ceilings.iter().any(limits) {
-            Err(Rejected::ClusterScoped)
+            Err(RejectingClause::ClusterScoped)
         } else if self.cluster_scoped_by_name {
-            Err(Rejected::BeyondReach)
+            Err(RejectingClause::BeyondReach)
         } else {
             Ok(())
         }
@@ -96,7 +96,7 @@ impl Bounds {
 
 /// The part of a selection that is beyond the reach of a target: rows from there stay as they were.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Beyond {
+pub enum BeyondReach {
     /// The whole kind, which is cluster-scoped.
     Kind,
     /// These namespaces.
@@ -105,7 +105,7 @@ pub enum Beyond {
     OtherNamespaces(BTreeSet<Arc<str>>),
 }
 
-impl Beyond {
+impl BeyondReach {
     /// Whether objects of the namespace are beyond the reach.
     pub fn contains(&self, namespace: &str) -> bool {
         match self {

@@ -8,7 +8,7 @@ use std::{
 
 use kollect_model::crd::shapes::{Gvk, LabelOperator, LabelSelector};
 
-use super::{Namespaces, Rule, Selection};
+use super::{Namespaces, Selection, SelectionRule};
 use crate::watch::Query;
 
 /// More namespaces than this are watched with one cluster-wide watch, which costs less than one watch for each.
@@ -16,7 +16,7 @@ const MAX_WATCHED_NAMESPACES: usize = 16;
 
 /// One target of the kind.
 #[derive(Clone, Copy)]
-pub struct Member<'a> {
+pub struct QueryTarget<'a> {
     /// Identifies the target among the members.
     pub number: u32,
     /// What it selects.
@@ -27,58 +27,58 @@ pub struct Member<'a> {
 
 /// The queries to make, and what cannot be queried.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Queries {
+pub struct KindQueries {
     /// Disjoint queries, with the members that each serves. Field selectors are an exception: only
     /// the API server can evaluate them, so queries with different ones may return one object.
     pub wanted: BTreeMap<Query, BTreeSet<u32>>,
-    /// Where listing is not permitted, with the members that want it; `None`: the whole kind.
-    pub dark: BTreeMap<Option<Arc<str>>, BTreeSet<u32>>,
+    /// Namespaces in which listing is not permitted, with the members that need it; `None`: the whole kind.
+    pub forbidden: BTreeMap<Option<Arc<str>>, BTreeSet<u32>>,
     /// Members whose selection depends on namespaces that could not be listed.
     pub undecided: BTreeSet<u32>,
 }
 
-/// The queries of one kind. `within` restricts them to some namespaces; `denied` are the places where
-/// listing is known to be forbidden.
+/// The queries of one kind. `within` restricts them to some namespaces; `denied` are the namespaces in which
+/// listing is known to be forbidden; `None` in it: the whole cluster.
 pub fn queries(
     gvk: &Gvk,
-    in_namespaces: bool,
-    members: &[Member<'_>],
+    is_namespaced: bool,
+    members: &[QueryTarget<'_>],
     namespaces: &Namespaces,
     within: Option<&BTreeSet<Arc<str>>>,
     denied: &BTreeSet<Option<Arc<str>>>,
-) -> Queries {
-    let mut result = Queries::default();
-    let mut groups: BTreeMap<&Option<String>, Vec<Wish<'_>>> = BTreeMap::new();
+) -> KindQueries {
+    let mut result = KindQueries::default();
+    let mut groups: BTreeMap<&Option<String>, Vec<QueryNeed<'_>>> = BTreeMap::new();
     for member in members {
-        if in_namespaces && member.selection.is_undecided(namespaces, within) {
+        if is_namespaced && member.selection.is_undecided(namespaces, within) {
             result.undecided.insert(member.number);
             continue;
         }
-        if !in_namespaces && member.selection.takes_cluster_scoped(gvk).is_err() {
+        if !is_namespaced && member.selection.check_cluster_scoped(gvk).is_err() {
             continue;
         }
         for rule in member.selection.rules.iter().filter(|rule| rule.gvk == *gvk) {
             let group = groups.entry(&rule.field_selector).or_default();
-            match group.last_mut().filter(|wish| wish.member.number == member.number) {
-                Some(wish) => wish.rules.push(rule),
-                None => group.push(Wish { member: *member, rules: vec![rule] }),
+            match group.last_mut().filter(|need| need.member.number == member.number) {
+                Some(need) => need.rules.push(rule),
+                None => group.push(QueryNeed { member: *member, rules: vec![rule] }),
             }
         }
     }
-    for (field_selector, wishes) in groups {
-        for (place, wishes) in places(in_namespaces, &wishes, namespaces, within, denied) {
-            let numbers: BTreeSet<u32> = wishes.iter().map(|wish| wish.member.number).collect();
-            if denied.contains(&place) {
-                result.dark.entry(place).or_default().extend(numbers);
+    for (field_selector, needs) in groups {
+        for (namespace, needs) in queried_namespaces(is_namespaced, &needs, namespaces, within, denied) {
+            let numbers: BTreeSet<u32> = needs.iter().map(|need| need.member.number).collect();
+            if denied.contains(&namespace) {
+                result.forbidden.entry(namespace).or_default().extend(numbers);
                 continue;
             }
-            let rules = || wishes.iter().flat_map(|wish| wish.rules.iter().copied());
+            let rules = || needs.iter().flat_map(|need| need.rules.iter().copied());
             let query = Query {
-                namespace: place,
+                namespace,
                 label_selector: common_labels(rules()),
                 name: common_name(rules()),
                 field_selector: field_selector.clone(),
-                metadata_only: wishes.iter().all(Wish::metadata_only),
+                metadata_only: needs.iter().all(QueryNeed::metadata_only),
                 ..Query::all(gvk.clone())
             };
             result.wanted.insert(query, numbers);
@@ -89,12 +89,12 @@ pub fn queries(
 
 /// The rules of one member that one query must serve.
 #[derive(Clone)]
-struct Wish<'a> {
-    member: Member<'a>,
-    rules: Vec<&'a Rule>,
+struct QueryNeed<'a> {
+    member: QueryTarget<'a>,
+    rules: Vec<&'a SelectionRule>,
 }
 
-impl Wish<'_> {
+impl QueryNeed<'_> {
     fn metadata_only(&self) -> bool {
         let policies = self.rules.iter().filter_map(|rule| rule.policy.as_ref());
         self.member.metadata_only && policies.into_iter().all(|policy| policy.reads_only_metadata())
@@ -107,48 +107,48 @@ impl Wish<'_> {
             || !selection.filter.included_namespaces.is_empty()
             || selection.bounds.limit_namespaces()
             || self.rules.iter().all(|rule| rule.namespace_selector.is_some());
-        restricted.then(|| self.taken(namespaces))
+        restricted.then(|| self.selected_namespaces(namespaces))
     }
 
-    fn taken(&self, namespaces: &Namespaces) -> BTreeSet<Arc<str>> {
-        let taken = |(name, metadata): &(&Arc<str>, &Arc<crate::watch::Metadata>)| {
-            self.member.selection.takes_namespace(name, Some(metadata)).is_ok()
-                && self.rules.iter().any(|rule| rule.takes_namespace(Some(metadata)))
+    fn selected_namespaces(&self, namespaces: &Namespaces) -> BTreeSet<Arc<str>> {
+        let is_selected = |(name, metadata): &(&Arc<str>, &Arc<crate::watch::Metadata>)| {
+            self.member.selection.check_namespace(name, Some(metadata)).is_ok()
+                && self.rules.iter().any(|rule| rule.selects_namespace(Some(metadata)))
         };
-        namespaces.known.iter().filter(taken).map(|(name, _)| name.clone()).collect()
+        namespaces.known.iter().filter(is_selected).map(|(name, _)| name.clone()).collect()
     }
 }
 
-/// The places to query, each with the wishes it serves: the whole cluster or some namespaces, never both.
-fn places<'a>(
-    in_namespaces: bool,
-    wishes: &[Wish<'a>],
+/// What to query, each with the needs that it serves: the whole cluster or some namespaces, never both.
+fn queried_namespaces<'a>(
+    is_namespaced: bool,
+    needs: &[QueryNeed<'a>],
     namespaces: &Namespaces,
     within: Option<&BTreeSet<Arc<str>>>,
     denied: &BTreeSet<Option<Arc<str>>>,
-) -> BTreeMap<Option<Arc<str>>, Vec<Wish<'a>>> {
-    let everywhere = || BTreeMap::from([(None, wishes.to_vec())]);
-    if !in_namespaces {
+) -> BTreeMap<Option<Arc<str>>, Vec<QueryNeed<'a>>> {
+    let everywhere = || BTreeMap::from([(None, needs.to_vec())]);
+    if !is_namespaced {
         return everywhere();
     }
-    let reaches: Vec<_> = wishes.iter().map(|wish| wish.reach(namespaces)).collect();
+    let reaches: Vec<_> = needs.iter().map(|need| need.reach(namespaces)).collect();
     let bounded: Option<Vec<&BTreeSet<Arc<str>>>> = reaches.iter().map(Option::as_ref).collect();
     let count = bounded.map(|sets| sets.into_iter().flatten().collect::<BTreeSet<_>>().len());
-    let split = within.is_some()
+    let per_namespace = within.is_some()
         || count.is_some_and(|count| count <= MAX_WATCHED_NAMESPACES)
         || denied.contains(&None) && namespaces.complete
         || !namespaces.complete && count.is_some();
-    if !split {
+    if !per_namespace {
         return everywhere();
     }
-    let mut places: BTreeMap<Option<Arc<str>>, Vec<Wish<'a>>> = BTreeMap::new();
-    for (wish, reach) in wishes.iter().zip(reaches) {
-        let reach = reach.unwrap_or_else(|| wish.taken(namespaces));
+    let mut by_namespace: BTreeMap<Option<Arc<str>>, Vec<QueryNeed<'a>>> = BTreeMap::new();
+    for (need, reach) in needs.iter().zip(reaches) {
+        let reach = reach.unwrap_or_else(|| need.selected_namespaces(namespaces));
         for name in reach.into_iter().filter(|name| within.is_none_or(|within| within.contains(name))) {
-            places.entry(Some(name)).or_default().push(wish.clone());
+            by_namespace.entry(Some(name)).or_default().push(need.clone());
         }
     }
-    places
+    by_namespace
 }
 
 impl Selection {
@@ -158,17 +158,17 @@ impl Selection {
         if namespaces.complete {
             return false;
         }
-        let asked = match (self.named_namespaces(), within) {
+        let needed = match (self.named_namespaces(), within) {
             (Some(named), Some(within)) => named.intersection(within).cloned().collect(),
             (Some(named), None) => named,
             (None, Some(within)) => within.clone(),
             (None, None) => return true,
         };
         // A namespace whose name is not published yet may exist all the same.
-        !self.needs_only_names() || !asked.iter().all(|name| namespaces.known.contains_key(name))
+        !self.needs_only_names() || !needed.iter().all(|name| namespaces.known.contains_key(name))
     }
 
-    /// The namespaces that can be selected, judged by names alone; `None`: any.
+    /// The namespaces that can be selected, as far as names alone decide; `None`: any.
     pub fn named_namespaces(&self) -> Option<BTreeSet<Arc<str>>> {
         let included = Some(&self.filter.included_namespaces).filter(|list| !list.is_empty());
         let included = included.map(|list| list.iter().map(|name| name.as_str().into()).collect());
@@ -178,14 +178,14 @@ impl Selection {
 }
 
 /// A label selector that all rules share, for the API server.
-fn common_labels<'r>(mut rules: impl Iterator<Item = &'r Rule>) -> Option<String> {
+fn common_labels<'r>(mut rules: impl Iterator<Item = &'r SelectionRule>) -> Option<String> {
     let first = rules.next()?;
     let shared = !first.labels.is_empty() && rules.all(|rule| rule.labels == first.labels);
     shared.then(|| selector_text(&first.labels))
 }
 
 /// The one name that all rules ask for.
-fn common_name<'r>(mut rules: impl Iterator<Item = &'r Rule>) -> Option<String> {
+fn common_name<'r>(mut rules: impl Iterator<Item = &'r SelectionRule>) -> Option<String> {
     let first = rules.next()?;
     let shared = first.names.len() == 1 && rules.all(|rule| rule.names == first.names);
     first.names.first().filter(|_| shared).cloned()

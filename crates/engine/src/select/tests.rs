@@ -29,7 +29,7 @@ fn selection(target: &Value, ceiling: Value) -> Selection {
         &spec,
         &gvk("Deployment"),
         &bounds,
-        &Policy::default(),
+        &ExtractPolicy::default(),
         &NamespaceDefaults::default(),
     )
     .unwrap()
@@ -48,39 +48,39 @@ fn namespaces() -> Namespaces {
     Namespaces { known, complete: true }
 }
 
-/// Everything of the kind, filtered as the first rule wants it.
+/// Everything of the kind, with the field selector of the first rule.
 fn any_query(selection: &Selection) -> Query {
     let field_selector = selection.field_selectors().next().map(ToOwned::to_owned);
     Query { field_selector, ..Query::all(gvk("Deployment")) }
 }
 
-fn verdict(target: Value, ceiling: Value, metadata: Value) -> Result<(), Rejected> {
+fn check(target: Value, ceiling: Value, metadata: Value) -> Result<(), RejectingClause> {
     let selection = selection(&target, ceiling);
     let query = any_query(&selection);
-    selection.verdict(&query, &object(metadata), &namespaces())
+    selection.check(&query, &object(metadata), &namespaces())
 }
 
 #[test]
-fn clauses() {
+fn each_clause_of_a_target_can_reject_an_object() {
     let object = json!({ "name": "web", "namespace": "a", "labels": { "app": "web" } });
     let cases = [
         (json!({ "profileRef": "p" }), Ok(())),
-        (json!({ "profileRef": "p", "includedNamespaces": ["b"] }), Err(Rejected::Namespace)),
-        (json!({ "profileRef": "p", "excludedNamespaces": ["a"] }), Err(Rejected::Namespace)),
+        (json!({ "profileRef": "p", "includedNamespaces": ["b"] }), Err(RejectingClause::Namespace)),
+        (json!({ "profileRef": "p", "excludedNamespaces": ["a"] }), Err(RejectingClause::Namespace)),
         (
             json!({ "profileRef": "p", "namespaceSelector": { "matchLabels": { "team": "b" } } }),
-            Err(Rejected::Namespace),
+            Err(RejectingClause::Namespace),
         ),
         (
             json!({ "profileRef": "p", "namespaceExcludeSelector": { "matchLabels": { "team": "a" } } }),
-            Err(Rejected::Namespace),
+            Err(RejectingClause::Namespace),
         ),
-        (json!({ "profileRef": "p", "names": ["api"] }), Err(Rejected::Rules)),
+        (json!({ "profileRef": "p", "names": ["api"] }), Err(RejectingClause::Rules)),
         (
             json!({ "profileRef": "p", "labelSelector": { "matchLabels": { "app": "api" } } }),
-            Err(Rejected::Rules),
+            Err(RejectingClause::Rules),
         ),
-        (json!({ "profileRef": "p", "watchMode": "OptIn" }), Err(Rejected::OptedOut)),
+        (json!({ "profileRef": "p", "watchMode": "OptIn" }), Err(RejectingClause::OptedOut)),
         (
             json!({ "profileRef": "p", "resourceRules": [
             { "gvk": { "group": "apps", "version": "v1", "kind": "Deployment" }, "matchLabels": { "app": "web" } },
@@ -89,82 +89,78 @@ fn clauses() {
         ),
     ];
     for (target, expected) in cases {
-        assert_eq!(verdict(target.clone(), Value::Null, object.clone()), expected, "{target}");
+        assert_eq!(check(target.clone(), Value::Null, object.clone()), expected, "{target}");
     }
 }
 
 #[test]
-fn w5_no_namespace_left_selects_nothing() {
+fn a_target_without_a_known_namespace_selects_nothing() {
     let object = json!({ "name": "web", "namespace": "elsewhere" });
     assert_eq!(
-        verdict(
-            json!({ "profileRef": "p", "includedNamespaces": ["not-there"] }),
-            Value::Null,
-            object.clone()
-        ),
-        Err(Rejected::Namespace)
+        check(json!({ "profileRef": "p", "includedNamespaces": ["not-there"] }), Value::Null, object.clone()),
+        Err(RejectingClause::Namespace)
     );
     assert_eq!(
-        verdict(json!({ "profileRef": "p" }), Value::Null, object),
-        Err(Rejected::Namespace),
+        check(json!({ "profileRef": "p" }), Value::Null, object),
+        Err(RejectingClause::Namespace),
         "unknown namespace"
     );
 }
 
 #[test]
-fn the_object_wins_over_its_namespace() {
+fn the_watch_label_of_an_object_wins_over_that_of_its_namespace() {
     for (object, expected) in [
-        (json!({ "name": "x", "namespace": "off" }), Err(Rejected::OptedOut)),
+        (json!({ "name": "x", "namespace": "off" }), Err(RejectingClause::OptedOut)),
         (json!({ "name": "x", "namespace": "off", "labels": { "kollect.dev/watch": "enabled" } }), Ok(())),
         (
             json!({ "name": "x", "namespace": "a", "labels": { "kollect.dev/watch": "disabled" } }),
-            Err(Rejected::OptedOut),
+            Err(RejectingClause::OptedOut),
         ),
     ] {
-        assert_eq!(verdict(json!({ "profileRef": "p" }), Value::Null, object.clone()), expected, "{object}");
+        assert_eq!(check(json!({ "profileRef": "p" }), Value::Null, object.clone()), expected, "{object}");
     }
     let opt_in = json!({ "profileRef": "p", "watchMode": "OptIn" });
-    assert_eq!(verdict(opt_in, Value::Null, json!({ "name": "x", "namespace": "in" })), Ok(()));
+    assert_eq!(check(opt_in, Value::Null, json!({ "name": "x", "namespace": "in" })), Ok(()));
 }
 
 #[test]
-fn q6_scopes_clip_and_q10_an_empty_list_allows_all() {
+fn scopes_restrict_targets_and_an_empty_list_allows_all() {
     let target = json!({ "profileRef": "p" });
     let in_a = json!({ "name": "x", "namespace": "a" });
     let in_b = json!({ "name": "x", "namespace": "b" });
     let only_a = json!({ "allowedNamespaces": ["a"] });
-    assert_eq!(verdict(target.clone(), only_a.clone(), in_a.clone()), Ok(()));
-    assert_eq!(verdict(target.clone(), only_a, in_b), Err(Rejected::NamespaceDenied));
+    assert_eq!(check(target.clone(), only_a.clone(), in_a.clone()), Ok(()));
+    assert_eq!(check(target.clone(), only_a, in_b), Err(RejectingClause::NamespaceDenied));
     assert_eq!(
-        verdict(target.clone(), json!({ "deniedNamespaces": ["a"] }), in_a.clone()),
-        Err(Rejected::NamespaceDenied)
+        check(target.clone(), json!({ "deniedNamespaces": ["a"] }), in_a.clone()),
+        Err(RejectingClause::NamespaceDenied)
     );
-    assert_eq!(verdict(target.clone(), json!({ "allowedGVKs": [] }), in_a.clone()), Ok(()));
+    assert_eq!(check(target.clone(), json!({ "allowedGVKs": [] }), in_a.clone()), Ok(()));
     let pods = json!({ "allowedGVKs": [{ "version": "v1", "kind": "Pod" }] });
-    assert_eq!(verdict(target.clone(), pods, in_a.clone()), Err(Rejected::KindDenied));
+    assert_eq!(check(target.clone(), pods, in_a.clone()), Err(RejectingClause::KindDenied));
     let deployments = json!({ "allowedGVKs": [{ "group": "APPS", "version": "v1", "kind": "deployment" }] });
-    assert_eq!(verdict(target, deployments, in_a), Ok(()));
+    assert_eq!(check(target, deployments, in_a), Ok(()));
 }
 
 #[test]
-fn w15_cluster_scoped_objects_are_in_no_namespace() {
+fn cluster_scoped_objects_are_in_no_namespace() {
     let node = json!({ "name": "node-1" });
-    assert_eq!(verdict(json!({ "profileRef": "p" }), Value::Null, node.clone()), Ok(()));
+    assert_eq!(check(json!({ "profileRef": "p" }), Value::Null, node.clone()), Ok(()));
     assert_eq!(
-        verdict(json!({ "profileRef": "p", "includedNamespaces": ["a"] }), Value::Null, node.clone()),
-        Err(Rejected::ClusterScoped)
+        check(json!({ "profileRef": "p", "includedNamespaces": ["a"] }), Value::Null, node.clone()),
+        Err(RejectingClause::ClusterScoped)
     );
     assert_eq!(
-        verdict(json!({ "profileRef": "p" }), json!({ "allowedNamespaces": ["a"] }), node),
-        Err(Rejected::ClusterScoped)
+        check(json!({ "profileRef": "p" }), json!({ "allowedNamespaces": ["a"] }), node),
+        Err(RejectingClause::ClusterScoped)
     );
 }
 
-/// The places where listing is forbidden.
+/// Namespaces in which listing is forbidden; `None`: the whole cluster.
 type Denied<'a> = &'a [Option<&'a str>];
 
-/// Namespace, label selector, field selector and served targets of each query, as text; then where
-/// nothing can be asked.
+/// Namespace, label selector, field selector and served targets of each query, as text; then what may not be
+/// queried, and the undecided targets.
 fn queries_of(
     targets: &[&Value],
     only: Option<&str>,
@@ -172,24 +168,27 @@ fn queries_of(
     denied: Denied<'_>,
 ) -> Vec<String> {
     let selections: Vec<Selection> = targets.iter().map(|target| selection(target, Value::Null)).collect();
-    let member = |(number, selection)| Member { number, selection, metadata_only: number == 7 };
-    let members: Vec<Member<'_>> = (0..).zip(&selections).map(member).collect();
+    let member = |(number, selection)| QueryTarget { number, selection, metadata_only: number == 7 };
+    let members: Vec<QueryTarget<'_>> = (0..).zip(&selections).map(member).collect();
     let within: Option<BTreeSet<Arc<str>>> = only.map(|only| [only.into()].into());
-    let denied = denied.iter().map(|place| place.map(Into::into)).collect();
+    let denied = denied.iter().map(|namespace| namespace.map(Into::into)).collect();
     let found = queries(&gvk("Deployment"), true, &members, namespaces, within.as_ref(), &denied);
-    let place = |namespace: Option<Arc<str>>| namespace.map_or("all".to_owned(), |name| name.to_string());
+    let namespace_text =
+        |namespace: Option<Arc<str>>| namespace.map_or("all".to_owned(), |name| name.to_string());
     let text = |(query, served): (Query, BTreeSet<u32>)| {
         let labels = query.label_selector.unwrap_or_default();
         let fields = query.name.or(query.field_selector).unwrap_or_default();
-        format!("{} [{labels}] [{fields}] for {served:?}", place(query.namespace))
+        format!("{} [{labels}] [{fields}] for {served:?}", namespace_text(query.namespace))
     };
-    let dark =
-        found.dark.into_iter().map(|(namespace, served)| format!("dark {} for {served:?}", place(namespace)));
+    let forbidden = found
+        .forbidden
+        .into_iter()
+        .map(|(namespace, served)| format!("dark {} for {served:?}", namespace_text(namespace)));
     let undecided = found.undecided.into_iter().map(|number| format!("undecided {number}"));
-    found.wanted.into_iter().map(text).chain(dark).chain(undecided).collect()
+    found.wanted.into_iter().map(text).chain(forbidden).chain(undecided).collect()
 }
 
-fn asked(targets: &[&Value], only: Option<&str>) -> Vec<String> {
+fn permitted_queries(targets: &[&Value], only: Option<&str>) -> Vec<String> {
     queries_of(targets, only, &namespaces(), &[])
 }
 
@@ -205,22 +204,22 @@ fn queries_are_as_narrow_as_all_targets_allow() {
     let field = json!({ "profileRef": "p", "fieldSelector": "metadata.name=x" });
     // Each namespace is queried only for what targets select there.
     let expected = ["a [app=web,tier notin (x,y),a,!b] [] for {0}", "b [] [] for {1}"];
-    assert_eq!(asked(&[&in_a, &in_b], None), expected);
-    assert_eq!(asked(&[&in_a, &everywhere], None), ["all [] [] for {0, 1}"]);
-    assert_eq!(asked(&[&everywhere], Some("a")), ["a [] [] for {0}"]);
+    assert_eq!(permitted_queries(&[&in_a, &in_b], None), expected);
+    assert_eq!(permitted_queries(&[&in_a, &everywhere], None), ["all [] [] for {0, 1}"]);
+    assert_eq!(permitted_queries(&[&everywhere], Some("a")), ["a [] [] for {0}"]);
     // What the API server filters for one target must not be missing for another.
     assert_eq!(
-        asked(&[&everywhere, &field], None),
+        permitted_queries(&[&everywhere, &field], None),
         ["all [] [] for {0}", "all [] [metadata.name=x] for {1}"]
     );
     let named = json!({ "profileRef": "p", "names": ["x"] });
     let two = json!({ "profileRef": "p", "names": ["x", "y"] });
-    assert_eq!(asked(&[&named, &named], None), ["all [] [x] for {0, 1}"]);
-    assert_eq!(asked(&[&named, &two], None), ["all [] [] for {0, 1}"]);
+    assert_eq!(permitted_queries(&[&named, &named], None), ["all [] [x] for {0, 1}"]);
+    assert_eq!(permitted_queries(&[&named, &two], None), ["all [] [] for {0, 1}"]);
     let labelled = json!({ "profileRef": "p", "namespaceSelector": { "matchLabels": { "team": "b" } } });
-    assert_eq!(asked(&[&labelled], None), ["b [] [] for {0}"]);
+    assert_eq!(permitted_queries(&[&labelled], None), ["b [] [] for {0}"]);
     let missing = json!({ "profileRef": "p", "includedNamespaces": ["not-there"] });
-    assert!(asked(&[&missing], None).is_empty(), "an empty set selects nothing");
+    assert!(permitted_queries(&[&missing], None).is_empty(), "an empty set selects nothing");
     let denied = selection(&named, json!({ "allowedGVKs": [{ "version": "v1", "kind": "Pod" }] }));
     assert!(denied.kinds().is_empty(), "what a scope denies is not listed");
 }
@@ -241,13 +240,13 @@ fn many_namespaces_are_one_query() {
     assert_eq!(queries_of(&[&few], None, &namespaces, &[]).len(), 3);
     assert_eq!(queries_of(&[&many], None, &namespaces, &[]), ["all [] [] for {0}"]);
     // Not permitted: as many as there are.
-    let split = queries_of(&[&many], None, &namespaces, &[None, Some("n7")]);
-    assert_eq!(split.len(), 20);
-    assert_eq!(split[19], "dark n7 for {0}");
+    let queries_by_namespace = queries_of(&[&many], None, &namespaces, &[None, Some("n7")]);
+    assert_eq!(queries_by_namespace.len(), 20);
+    assert_eq!(queries_by_namespace[19], "dark n7 for {0}");
 }
 
 #[test]
-fn without_a_list_of_namespaces_names_decide() {
+fn without_a_list_of_namespaces_only_named_namespaces_are_queried() {
     let unknown = Namespaces { known: [("a".into(), Arc::default())].into(), complete: false };
     let everywhere = json!({ "profileRef": "p" });
     let in_a = json!({ "profileRef": "p", "includedNamespaces": ["a"] });
@@ -273,7 +272,7 @@ fn rules_of_several_kinds_are_each_watched() {
         { "gvk": { "group": "apps", "version": "v1beta1", "kind": "Deployment" } },
     ] });
     let spec = serde_json::from_value(twice).unwrap();
-    let policy = Policy::default();
+    let policy = ExtractPolicy::default();
     let errors = Selection::of_target(
         &spec,
         &gvk("Deployment"),
@@ -318,19 +317,19 @@ fn policies_decide_last_and_fail_closed() {
     let web = json!({ "name": "web", "namespace": "a" });
     for (policy, expected) in [
         ("object.spec.replicas > 2", Ok(())),
-        ("object.spec.replicas > 3", Err(Rejected::Policy)),
-        ("object.spec.missing > 3", Err(Rejected::Policy)),
-        ("object.spec.replicas", Err(Rejected::Policy)),
+        ("object.spec.replicas > 3", Err(RejectingClause::Policy)),
+        ("object.spec.missing > 3", Err(RejectingClause::Policy)),
+        ("object.spec.replicas", Err(RejectingClause::Policy)),
         ("namespaceObject.metadata.labels.team == 'a'", Ok(())),
     ] {
-        assert_eq!(verdict(rule(policy), Value::Null, web.clone()), expected, "{policy}");
+        assert_eq!(check(rule(policy), Value::Null, web.clone()), expected, "{policy}");
     }
     let spec = serde_json::from_value(rule("object.spec.replicas >")).unwrap();
     let errors = Selection::of_target(
         &spec,
         &gvk("Deployment"),
         &Bounds::default(),
-        &Policy::default(),
+        &ExtractPolicy::default(),
         &NamespaceDefaults::default(),
     )
     .unwrap_err();
@@ -338,7 +337,7 @@ fn policies_decide_last_and_fail_closed() {
 }
 
 #[test]
-fn defaults_complete_what_targets_leave_open() {
+fn defaults_apply_to_targets_that_name_no_namespaces() {
     let defaults = NamespaceDefaults { included: vec!["a".into()], excluded: vec!["b".into()] };
     let check = |target: Value, namespace: &str| {
         let spec: KollectTargetSpec = serde_json::from_value(target).unwrap();
@@ -346,19 +345,19 @@ fn defaults_complete_what_targets_leave_open() {
             &spec,
             &gvk("Deployment"),
             &Bounds::default(),
-            &Policy::default(),
+            &ExtractPolicy::default(),
             &defaults,
         )
         .unwrap();
         let query = any_query(&selection);
-        selection.verdict(&query, &object(json!({ "name": "x", "namespace": namespace })), &namespaces())
+        selection.check(&query, &object(json!({ "name": "x", "namespace": namespace })), &namespaces())
     };
     assert_eq!(check(json!({ "profileRef": "p" }), "a"), Ok(()));
-    assert_eq!(check(json!({ "profileRef": "p" }), "in"), Err(Rejected::Namespace));
+    assert_eq!(check(json!({ "profileRef": "p" }), "in"), Err(RejectingClause::Namespace));
     assert_eq!(check(json!({ "profileRef": "p", "includedNamespaces": ["in", "b"] }), "in"), Ok(()));
     assert_eq!(
         check(json!({ "profileRef": "p", "includedNamespaces": ["in", "b"] }), "b"),
-        Err(Rejected::Namespace)
+        Err(RejectingClause::Namespace)
     );
     assert_eq!(
         check(json!({ "profileRef": "p" }), ""),
@@ -369,7 +368,7 @@ fn defaults_complete_what_targets_leave_open() {
 
 #[test]
 fn policies_know_the_kind_and_see_no_secrets() {
-    let agrees = |policy: &str, settings: &Policy| {
+    let agrees = |policy: &str, settings: &ExtractPolicy| {
         let rule = json!({ "profileRef": "p", "resourceRules": [
             { "gvk": { "group": "apps", "version": "v1", "kind": "Deployment" }, "matchPolicy": policy },
         ] });
@@ -386,15 +385,15 @@ fn policies_know_the_kind_and_see_no_secrets() {
         let object =
             Object::parse(serde_json::value::to_raw_value(&raw).unwrap(), &gvk("Deployment")).unwrap();
         let query = any_query(&selection);
-        selection.verdict(&query, &object, &namespaces()).is_ok()
+        selection.check(&query, &object, &namespaces()).is_ok()
     };
-    let strict = Policy {
+    let strict = ExtractPolicy {
         scrub_keys: vec!["pin".into()],
         sensitive_kinds: vec![("apps".into(), "Deployment".into())],
     };
     assert!(agrees("object.kind == 'Deployment' && object.apiVersion == 'apps/v1'", &strict));
     for policy in ["object.data.x.startsWith('hunter')", "object.pin == 'hunter2'"] {
-        assert!(agrees(policy, &Policy::default()), "{policy}");
+        assert!(agrees(policy, &ExtractPolicy::default()), "{policy}");
         assert!(!agrees(policy, &strict), "{policy}");
     }
 }

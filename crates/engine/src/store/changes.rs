@@ -8,13 +8,13 @@ use std::{
 use kollect_model::row::{Row, RowKey, TargetId};
 use tokio::{sync::Notify, time::Instant};
 
-use super::{KindName, Reached, Shared, ShownRows, Snapshot, Target, lock};
+use super::{KindName, Revision, RowStore, ShownRows, Snapshot, StoredTarget, lock};
 
 /// Rows that have changed since a reader last asked.
-pub(super) type TouchedRows = BTreeMap<RowKey, Touched>;
+pub(super) type TouchedRows = BTreeMap<RowKey, TouchedRow>;
 
 /// A row that has changed since a reader last asked.
-pub(super) struct Touched {
+pub(super) struct TouchedRow {
     /// The row at that time; `None`: it did not exist.
     pub(super) before: Option<Arc<Row>>,
     /// Why it was removed; `None`: it exists.
@@ -26,7 +26,7 @@ pub(super) struct Touched {
 pub enum RemovalCause {
     /// The object is gone, is no longer selected by the same definition of the target, or cannot be read.
     ObjectGone,
-    /// The target was removed or has left the kind, or an earlier definition of the target made the row.
+    /// The target was removed or no longer selects the kind, or an earlier definition of the target made the row.
     SpecChanged,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct DirtyRows {
 
 /// One row before and after a change.
 #[derive(Clone, Debug)]
-pub struct Change {
+pub struct StoreChange {
     /// Which row.
     pub key: RowKey,
     /// What the reader knew; `None`: there was no row.
@@ -58,26 +58,26 @@ pub struct Change {
 }
 
 /// What has changed since a reader last asked.
-pub struct Taken {
+pub struct TakenChanges {
     /// The changes.
-    pub changes: Vec<Change>,
+    pub changes: Vec<StoreChange>,
     /// Every change of the targets up to this revision has been taken, now or before.
-    pub reached: Reached,
+    pub reached: Revision,
     /// When the oldest of them was made; `None`: there was none.
     pub since: Option<Instant>,
 }
 
 /// A subscription to changes in the rows of some targets. Several changes of one row are merged, no change is lost
 /// while the reader is busy, and the first change wakes the reader at once.
-pub struct Changes(pub(super) Arc<Reader>);
+pub struct Changes(pub(super) Arc<ChangeReader>);
 
-pub(super) struct Reader {
-    pub(super) shared: Arc<Shared>,
+pub(super) struct ChangeReader {
+    pub(super) shared: Arc<RowStore>,
     pub(super) dirty: Arc<Dirty>,
-    pub(super) targets: BTreeMap<TargetId, Arc<Mutex<Target>>>,
+    pub(super) targets: BTreeMap<TargetId, Arc<Mutex<StoredTarget>>>,
 }
 
-impl Drop for Reader {
+impl Drop for ChangeReader {
     fn drop(&mut self) {
         self.targets.iter().for_each(|(id, target)| self.shared.release(id, target));
     }
@@ -85,7 +85,7 @@ impl Drop for Reader {
 
 /// Counts changes that the reader has not taken yet, for as long as its [`Changes`] exists.
 #[derive(Clone, Default)]
-pub struct WaitingChanges(Weak<Reader>);
+pub struct WaitingChanges(Weak<ChangeReader>);
 
 impl WaitingChanges {
     /// Number of waiting rows, and since when the oldest waits; `None`: no row waits.
@@ -93,11 +93,11 @@ impl WaitingChanges {
         let reader = self.0.upgrade()?;
         let since = lock(&reader.dirty.rows).since;
         let mut count = 0;
-        reader.of_targets(|target, dirty| {
+        reader.for_each_target(|target, dirty| {
             for (name, rows) in dirty.iter() {
                 count += match target.shown_rows(name) {
                     ShownRows::All => rows.len(),
-                    shown => rows.keys().filter(|key| shown.contain(key)).count(),
+                    shown => rows.keys().filter(|key| shown.contains(key)).count(),
                 };
             }
         });
@@ -107,23 +107,23 @@ impl WaitingChanges {
 
 impl Changes {
     /// All changes since the last call. Rows of a kind that has not been seen yet wait until it has been seen.
-    pub fn take(&mut self) -> Vec<Change> {
+    pub fn take(&mut self) -> Vec<StoreChange> {
         self.take_all().changes
     }
 
     /// Like [`Self::take`], with the revision that has been reached.
-    pub fn take_all(&mut self) -> Taken {
+    pub fn take_all(&mut self) -> TakenChanges {
         let mut changes = Vec::new();
         let since = lock(&self.0.dirty.rows).since.take();
         // A change gets its number and is recorded while its target is locked. A change that has a number now is
         // therefore recorded when its target can be locked below.
         let last = self.0.shared.last_revision();
-        let reached = self.0.of_targets(|target, dirty| {
+        let reached = self.0.for_each_target(|target, dirty| {
             dirty.retain(|name, rows| {
                 let shown = target.shown_rows(name);
                 let taken = match shown {
                     ShownRows::All => std::mem::take(rows),
-                    ShownRows::CoveredBy(_) => rows.extract_if(.., |key, _| shown.contain(key)).collect(),
+                    ShownRows::CoveredBy(_) => rows.extract_if(.., |key, _| shown.contains(key)).collect(),
                     ShownRows::None => return true,
                 };
                 changes.reserve(taken.len());
@@ -135,7 +135,7 @@ impl Changes {
         if dirty.targets.is_empty() {
             dirty.since = None;
         }
-        Taken { changes, reached: reached.up_to(last), since }
+        TakenChanges { changes, reached: reached.up_to(last), since }
     }
 
     /// A handle that counts the changes not taken yet.
@@ -149,13 +149,13 @@ impl Changes {
     }
 
     /// The revision that [`Self::take`] would reach; `None`: it would return changes.
-    pub fn reached_if_empty(&self) -> Option<Reached> {
+    pub fn reached_if_empty(&self) -> Option<Revision> {
         let last = self.0.shared.last_revision();
         let mut empty = true;
-        let reached = self.0.of_targets(|target, dirty| {
+        let reached = self.0.for_each_target(|target, dirty| {
             empty &= !dirty.iter().any(|(name, rows)| match target.shown_rows(name) {
                 ShownRows::None => false,
-                shown => rows.keys().any(|key| shown.contain(key)),
+                shown => rows.keys().any(|key| shown.contains(key)),
             });
         });
         empty.then_some(reached.up_to(last))
@@ -175,7 +175,7 @@ impl Changes {
     }
 
     /// All changes since the last call; waits until there is at least one.
-    pub async fn next(&mut self) -> Vec<Change> {
+    pub async fn next(&mut self) -> Vec<StoreChange> {
         loop {
             let changes = self.take();
             if !changes.is_empty() {
@@ -186,18 +186,21 @@ impl Changes {
     }
 }
 
-impl Reader {
-    /// Calls `look` with the changes of each target. The target is locked meanwhile, so that changes made together
+impl ChangeReader {
+    /// Calls `visit` with the changes of each target. The target is locked meanwhile, so that changes made together
     /// are seen together. Writers lock in the same order: the target, then the changes of a reader. Returns the
     /// revision that the targets have reached.
-    fn of_targets(&self, mut look: impl FnMut(&Target, &mut BTreeMap<KindName, TouchedRows>)) -> Reached {
-        let mut reached = Reached::NOTHING;
+    fn for_each_target(
+        &self,
+        mut visit: impl FnMut(&StoredTarget, &mut BTreeMap<KindName, TouchedRows>),
+    ) -> Revision {
+        let mut reached = Revision::NOTHING;
         for (id, target) in &self.targets {
             let target = lock(target);
             reached = reached.and(target.reached());
             let mut rows = lock(&self.dirty.rows);
             if let Some(dirty) = rows.targets.get_mut(id) {
-                look(&target, dirty);
+                visit(&target, dirty);
                 if dirty.is_empty() {
                     rows.targets.remove(id);
                 }
@@ -207,9 +210,13 @@ impl Reader {
     }
 }
 
-fn change(target: &Target, key: RowKey, Touched { before, removal }: Touched) -> Option<Change> {
+fn change(
+    target: &StoredTarget,
+    key: RowKey,
+    TouchedRow { before, removal }: TouchedRow,
+) -> Option<StoreChange> {
     let kind = target.kinds.get(&(key.group.clone(), key.kind.clone()));
     let after = kind.and_then(|kind| kind.rows.get(&key.uid)).map(|held| held.row.clone());
     let digest = |row: &Option<Arc<Row>>| row.as_ref().map(|row| row.digest);
-    (digest(&before) != digest(&after)).then_some(Change { key, before, after, removal })
+    (digest(&before) != digest(&after)).then_some(StoreChange { key, before, after, removal })
 }

@@ -8,14 +8,15 @@ use std::{
 use kollect_model::row::{Row, RowKey, TargetId};
 
 use super::{
-    Failure, Held, KindName, NullAttributes, Origin, RemovalCause, Shared, Target, Visibility, lock,
+    KindName, NullAttributes, RemovalCause, RowOrigin, RowStore, StoredRow, StoredTarget, UnreadableObject,
+    Visibility, lock,
 };
 
 /// The rows of one kind of one target, and the objects of the kind that cannot be read.
 pub struct KindRows {
     pub(super) id: TargetId,
-    pub(super) shared: Arc<Shared>,
-    pub(super) target: Arc<Mutex<Target>>,
+    pub(super) shared: Arc<RowStore>,
+    pub(super) target: Arc<Mutex<StoredTarget>>,
     pub(super) kind: KindName,
     pub(super) number: u64,
     /// The definition of the target that writes; `None`: the target has only one.
@@ -24,7 +25,7 @@ pub struct KindRows {
 
 /// What [`KindRows::fail`] changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Failed {
+pub struct FailChange {
     /// The object had a row.
     pub removed_row: bool,
     /// It was not known that the object cannot be read, or not for this reason.
@@ -46,7 +47,7 @@ impl KindRows {
     }
 
     /// The cause to record when a row with this origin is removed now.
-    fn cause(&self, origin: Origin) -> RemovalCause {
+    fn cause(&self, origin: RowOrigin) -> RemovalCause {
         match self.definition {
             Some(definition) if definition != origin.definition => RemovalCause::SpecChanged,
             _ => RemovalCause::ObjectGone,
@@ -54,26 +55,26 @@ impl KindRows {
     }
 
     /// Origin of the row or failure of an object; `None`: it has neither.
-    pub fn origin(&self, uid: &str) -> Option<Origin> {
+    pub fn origin(&self, uid: &str) -> Option<RowOrigin> {
         let target = lock(&self.target);
         let kind = target.kinds.get(&self.kind)?;
         let row = kind.rows.get(uid).map(|held| held.origin);
         row.or_else(|| kind.failures.get(uid).map(|failure| failure.origin))
     }
 
-    /// Stores a row and its null attributes. Returns whether the row has changed. A target that is frozen or has left
-    /// the kind takes no rows.
-    pub fn upsert(&self, row: Row, origin: Origin, nulls: Option<NullAttributes>) -> bool {
+    /// Stores a row and its null attributes. Returns whether the row has changed. A target that is frozen or no longer
+    /// selects the kind takes no rows.
+    pub fn upsert(&self, row: Row, origin: RowOrigin, nulls: Option<NullAttributes>) -> bool {
         let row = Arc::new(row);
         let mut target = lock(&self.target);
-        let Some(kind) = target.open(self) else { return false };
+        let Some(kind) = target.writable_kind(self) else { return false };
         let uid = &row.key.uid;
-        let mut is_news = kind.failures.remove(uid).is_some();
+        let mut must_report = kind.failures.remove(uid).is_some();
         let (before, changed) = match kind.rows.entry(uid.clone()) {
             Entry::Occupied(mut held) => {
                 let held = held.get_mut();
                 held.origin = origin;
-                is_news |= kind.nulls.replace(uid, held.nulls.as_ref(), nulls.as_ref());
+                must_report |= kind.nulls.replace(uid, held.nulls.as_ref(), nulls.as_ref());
                 held.nulls = nulls;
                 if held.row.digest == row.digest {
                     (None, false)
@@ -81,15 +82,15 @@ impl KindRows {
                     (Some(std::mem::replace(&mut held.row, row.clone())), true)
                 }
             }
-            Entry::Vacant(place) => {
+            Entry::Vacant(entry) => {
                 kind.nulls.replace(uid, None, nulls.as_ref());
-                place.insert(Held { row: row.clone(), origin, nulls });
+                entry.insert(StoredRow { row: row.clone(), origin, nulls });
                 (None, true)
             }
         };
         if changed {
             target.changed(&self.shared, &row.key, before.as_ref(), Ok(&row));
-        } else if is_news {
+        } else if must_report {
             self.shared.report(&self.id, &mut target);
         }
         changed
@@ -98,10 +99,10 @@ impl KindRows {
     /// Removes the row or the failure of an object. Returns whether there was a row.
     pub fn remove(&self, uid: &str) -> bool {
         let mut target = lock(&self.target);
-        let Some(kind) = target.open(self) else { return false };
+        let Some(kind) = target.writable_kind(self) else { return false };
         let had_failed = kind.failures.remove(uid).is_some();
         let held = kind.remove_row(uid);
-        if let Some(Held { row, origin, .. }) = &held {
+        if let Some(StoredRow { row, origin, .. }) = &held {
             target.changed(&self.shared, &row.key, Some(row), Err(self.cause(*origin)));
         } else if had_failed {
             self.shared.report(&self.id, &mut target);
@@ -109,26 +110,26 @@ impl KindRows {
         held.is_some()
     }
 
-    /// Records that an object cannot be read, and removes its row. A target that is frozen or has left the kind takes
-    /// no failures.
-    pub fn fail(&self, key: RowKey, origin: Origin, why: String) -> Failed {
+    /// Records that an object cannot be read, and removes its row. A target that is frozen or no longer selects the
+    /// kind takes no failures.
+    pub fn fail(&self, key: RowKey, origin: RowOrigin, why: String) -> FailChange {
         let mut target = lock(&self.target);
-        let Some(kind) = target.open(self) else { return Failed::default() };
+        let Some(kind) = target.writable_kind(self) else { return FailChange::default() };
         let held = kind.remove_row(&key.uid);
         let before = kind.failures.get(&key.uid);
         let is_new =
             !before.is_some_and(|before| before.origin.is_of(origin.definition) && before.why == why);
-        kind.failures.insert(key.uid.clone(), Failure { key, origin, why });
-        if let Some(Held { row, origin, .. }) = &held {
+        kind.failures.insert(key.uid.clone(), UnreadableObject { key, origin, why });
+        if let Some(StoredRow { row, origin, .. }) = &held {
             target.changed(&self.shared, &row.key, Some(row), Err(self.cause(*origin)));
         } else if is_new {
             self.shared.report(&self.id, &mut target);
         }
-        Failed { removed_row: held.is_some(), is_new }
+        FailChange { removed_row: held.is_some(), is_new }
     }
 
     /// Removes the rows and failures that satisfy the condition.
-    pub fn remove_where(&self, condition: impl Fn(&RowKey, Origin) -> bool) {
+    pub fn remove_where(&self, condition: impl Fn(&RowKey, RowOrigin) -> bool) {
         self.drop_where(condition, |origin| self.cause(origin));
     }
 
@@ -139,19 +140,19 @@ impl KindRows {
 
     fn drop_where(
         &self,
-        condition: impl Fn(&RowKey, Origin) -> bool,
-        cause: impl Fn(Origin) -> RemovalCause,
+        condition: impl Fn(&RowKey, RowOrigin) -> bool,
+        cause: impl Fn(RowOrigin) -> RemovalCause,
     ) {
         let mut target = lock(&self.target);
-        let Some(kind) = target.open(self) else { return };
+        let Some(kind) = target.writable_kind(self) else { return };
         let failures = kind.failures.len();
         kind.failures.retain(|_, failure| !condition(&failure.key, failure.origin));
-        let is_news = kind.failures.len() < failures;
-        let gone = kind.remove_rows(|held| condition(&held.row.key, held.origin));
-        for Held { row, origin, .. } in &gone {
+        let must_report = kind.failures.len() < failures;
+        let removed = kind.remove_rows(|held| condition(&held.row.key, held.origin));
+        for StoredRow { row, origin, .. } in &removed {
             target.changed(&self.shared, &row.key, Some(row), Err(cause(*origin)));
         }
-        if is_news {
+        if must_report {
             self.shared.report(&self.id, &mut target);
         }
     }
@@ -159,13 +160,13 @@ impl KindRows {
     /// Marks the rows and failures of a namespace, or all: they are made again when their objects are next seen.
     pub fn outdate(&self, namespace: Option<&str>) {
         let mut target = lock(&self.target);
-        if let Some(kind) = target.open(self) {
+        if let Some(kind) = target.writable_kind(self) {
             kind.outdate(namespace);
         }
     }
 
     /// UIDs of the objects whose rows or failures satisfy the condition.
-    pub fn find(&self, condition: impl Fn(&RowKey, Origin) -> bool) -> Vec<Arc<str>> {
+    pub fn find(&self, condition: impl Fn(&RowKey, RowOrigin) -> bool) -> Vec<Arc<str>> {
         let target = lock(&self.target);
         let Some(kind) = target.kinds.get(&self.kind) else { return Vec::new() };
         let rows = kind.rows.values().map(|held| (&held.row.key, held.origin));
@@ -177,13 +178,13 @@ impl KindRows {
     /// Records how much of the kind has been seen.
     pub fn set_visibility(&self, visibility: Visibility) {
         let mut target = lock(&self.target);
-        let Some(kind) = target.open(self) else { return };
-        let is_news = std::mem::replace(&mut kind.seen_by, self.definition) != self.definition;
+        let Some(kind) = target.writable_kind(self) else { return };
+        let must_report = std::mem::replace(&mut kind.seen_by, self.definition) != self.definition;
         if kind.visibility != visibility {
-            kind.see(visibility, self.shared.last_revision());
-            target.replace_left_kinds(&self.shared);
+            kind.set_visibility(visibility, self.shared.last_revision());
+            target.replace_deselected_kinds(&self.shared);
             self.shared.report_visibility(&self.id, &mut target);
-        } else if is_news {
+        } else if must_report {
             self.shared.report(&self.id, &mut target);
         }
     }
@@ -193,7 +194,7 @@ impl KindRows {
         let Some(definition) = self.definition else { return };
         let mut target = lock(&self.target);
         let revision = target.revision;
-        let Some(kind) = target.open(self) else { return };
+        let Some(kind) = target.writable_kind(self) else { return };
         if kind.completed.is_none_or(|(by, _)| by != definition) {
             kind.completed = Some((definition, revision));
             self.shared.report(&self.id, &mut target);

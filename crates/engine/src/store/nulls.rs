@@ -54,7 +54,7 @@ pub struct NullCount {
 /// The counts of one kind.
 #[derive(Default)]
 pub(super) struct NullCounts {
-    counts: BTreeMap<(Arc<str>, NullCause), Count>,
+    counts: BTreeMap<(Arc<str>, NullCause), NullTally>,
     /// Rows with an attribute that is not of the declared type.
     mismatched: usize,
 }
@@ -63,7 +63,7 @@ fn is_mismatched(nulls: Option<&NullAttributes>) -> bool {
     nulls.is_some_and(|nulls| nulls.iter().any(|null| null.cause == NullCause::TypeMismatch))
 }
 
-struct Count {
+struct NullTally {
     rows: usize,
     /// UID of an object; `None`: the last example no longer lacks the value.
     example: Option<Arc<str>>,
@@ -93,7 +93,7 @@ impl NullCounts {
         }
         for null in after.into_iter().flat_map(|nulls| nulls.iter()) {
             let count = self.counts.entry((null.name.clone(), null.cause));
-            let count = count.or_insert(Count { rows: 0, example: None });
+            let count = count.or_insert(NullTally { rows: 0, example: None });
             count.rows += 1;
             count.example.get_or_insert_with(|| uid.clone());
         }

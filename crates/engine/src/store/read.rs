@@ -12,17 +12,17 @@ use kollect_model::{
 use tokio::{sync::watch, time::Instant};
 
 use super::{
-    Changes, Dirty, Held, Kind, NullAttribute, NullCause, NullCount, Place, Reached, Shared, ShownRows,
-    Target, Visibility, changes::Reader, is_replaced, lock,
+    Changes, Dirty, NullAttribute, NullCause, NullCount, Revision, RowStore, ShownRows, StoredKind,
+    StoredRow, StoredTarget, TargetKind, Visibility, changes::ChangeReader, is_replaced, lock,
 };
 
 /// Reads rows.
 #[derive(Clone)]
-pub struct StoreReader(pub(super) Arc<Shared>);
+pub struct StoreReader(pub(super) Arc<RowStore>);
 
 /// A running list of a kind of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Listing {
+pub struct RunningListing {
     /// The kind has never been listed completely before.
     pub is_first: bool,
     /// When it began.
@@ -30,7 +30,7 @@ pub struct Listing {
 }
 
 /// How much has been seen of each kind of each target.
-pub type Visibilities = BTreeMap<Place, Visibility>;
+pub type Visibilities = BTreeMap<TargetKind, Visibility>;
 
 /// The rows of some targets at one time.
 #[derive(Debug)]
@@ -38,11 +38,11 @@ pub struct Snapshot {
     /// The rows, in a stable order.
     pub rows: BTreeMap<RowKey, Arc<Row>>,
     /// Every change of the targets up to this revision is included.
-    pub reached: Reached,
+    pub reached: Revision,
     visibilities: Visibilities,
     /// Targets that no task collects now: an absent row of theirs proves nothing.
     frozen: BTreeSet<TargetId>,
-    rest: Visibility,
+    outside: Visibility,
 }
 
 impl Snapshot {
@@ -57,27 +57,27 @@ impl Snapshot {
     }
 
     /// How much has been seen of targets and kinds that are not in the snapshot.
-    pub fn rest(&self) -> &Visibility {
-        &self.rest
+    pub fn outside(&self) -> &Visibility {
+        &self.outside
     }
 
     /// Whether a row that a sink holds and the snapshot does not is known to be gone. A row of a kind that its target
-    /// has left is gone when the kinds that the target selects now have been listed.
+    /// no longer selects is gone when the kinds that the target selects now have been listed.
     pub fn knows_gone(&self, key: &RowKey) -> bool {
         if self.rows.contains_key(key) || self.frozen.contains(&key.target) {
             return false;
         }
         match self.visibilities.get(&(key.target.clone(), key.group.clone(), key.kind.clone())) {
             Some(visibility) => visibility.covers(key),
-            None => self.rest.covers(key) && is_replaced(key, self.visibilities_of(&key.target)),
+            None => self.outside.covers(key) && is_replaced(key, self.visibilities_of(&key.target)),
         }
     }
 
-    /// Whether a row is known to be gone because of specs: its target is not in the snapshot, or has left the kind.
-    /// Otherwise the object may be gone, or the target may select fewer objects.
+    /// Whether a row is known to be gone because of specs: its target is not in the snapshot, or no longer selects the
+    /// kind. Otherwise the object may be gone, or the target may select fewer objects.
     pub fn is_gone_by_spec(&self, key: &RowKey) -> bool {
-        let place = (key.target.clone(), key.group.clone(), key.kind.clone());
-        self.knows_gone(key) && !self.visibilities.contains_key(&place)
+        let target_kind = (key.target.clone(), key.group.clone(), key.kind.clone());
+        self.knows_gone(key) && !self.visibilities.contains_key(&target_kind)
     }
 
     /// The visibility of each kind that the target selects; none if the target is not in the snapshot.
@@ -89,22 +89,22 @@ impl Snapshot {
 
 impl StoreReader {
     /// The rows of the targets; `None` while one of their kinds is still pending. A target that no task collects is
-    /// frozen. `rest` tells how much has been seen of all other targets and kinds.
-    pub fn snapshot(&self, targets: &[TargetId], rest: Visibility) -> Option<Snapshot> {
-        let snapshot = self.snapshot_of_seen(targets, rest);
+    /// frozen. `outside` is how much has been seen of all other targets and kinds.
+    pub fn snapshot(&self, targets: &[TargetId], outside: Visibility) -> Option<Snapshot> {
+        let snapshot = self.snapshot_of_seen(targets, outside);
         (!snapshot.visibilities.values().any(|visibility| *visibility == Visibility::Pending))
             .then_some(snapshot)
     }
 
     /// The rows of all kinds that have been seen. Pending kinds count as frozen: their rows are included when their
     /// list is complete. Rows of a kind that replaces another one are included where the kind has been listed.
-    pub fn snapshot_of_seen(&self, targets: &[TargetId], rest: Visibility) -> Snapshot {
+    pub fn snapshot_of_seen(&self, targets: &[TargetId], outside: Visibility) -> Snapshot {
         let mut snapshot = Snapshot {
             rows: BTreeMap::new(),
-            reached: Reached::NOTHING,
+            reached: Revision::NOTHING,
             visibilities: BTreeMap::new(),
             frozen: BTreeSet::new(),
-            rest,
+            outside,
         };
         let last = self.0.last_revision();
         for id in targets {
@@ -114,18 +114,18 @@ impl StoreReader {
             };
             let target = lock(&target);
             snapshot.reached = snapshot.reached.and(target.reached());
-            if target.frozen || target.kinds.values().all(|kind| kind.left) {
+            if target.frozen || target.kinds.values().all(|kind| kind.deselected) {
                 snapshot.frozen.insert(id.clone());
             }
             for ((group, name), kind) in &target.kinds {
-                if !kind.left {
+                if !kind.deselected {
                     snapshot
                         .visibilities
                         .insert((id.clone(), group.clone(), name.clone()), kind.visibility.clone());
                 }
                 let shown = kind.shown_rows();
                 if !matches!(shown, ShownRows::None) {
-                    let rows = kind.rows.values().filter(|held| shown.contain(&held.row.key));
+                    let rows = kind.rows.values().filter(|held| shown.contains(&held.row.key));
                     snapshot.rows.extend(rows.map(|held| (held.row.key.clone(), held.row.clone())));
                 }
             }
@@ -145,7 +145,7 @@ impl StoreReader {
         let mut visibilities = Visibilities::new();
         for id in targets {
             let Some(target) = self.0.get(id) else { continue };
-            for ((group, name), kind) in lock(&target).kinds.iter().filter(|(_, kind)| !kind.left) {
+            for ((group, name), kind) in lock(&target).kinds.iter().filter(|(_, kind)| !kind.deselected) {
                 visibilities.insert((id.clone(), group.clone(), name.clone()), kind.visibility.clone());
             }
         }
@@ -168,9 +168,9 @@ impl StoreReader {
     pub fn completed(&self, target: &TargetId, definition: u32) -> Option<u64> {
         let target = self.0.get(target)?;
         let target = lock(&target);
-        let mut kinds = target.kinds.values().filter(|kind| !kind.left).peekable();
+        let mut kinds = target.kinds.values().filter(|kind| !kind.deselected).peekable();
         kinds.peek().filter(|_| !target.frozen)?;
-        let own = |kind: &Kind| kind.completed.filter(|(by, _)| *by == definition).map(|(_, at)| at);
+        let own = |kind: &StoredKind| kind.completed.filter(|(by, _)| *by == definition).map(|(_, at)| at);
         kinds.try_fold(0, |newest, kind| Some(own(kind)?.max(newest)))
     }
 
@@ -179,17 +179,19 @@ impl StoreReader {
         let Some(target) = self.0.get(target) else { return false };
         let target = lock(&target);
         let has_read =
-            |kind: &Kind| kind.seen_by == Some(definition) && kind.visibility != Visibility::Pending;
-        !target.frozen && target.kinds.values().filter(|kind| !kind.left).all(has_read)
+            |kind: &StoredKind| kind.seen_by == Some(definition) && kind.visibility != Visibility::Pending;
+        !target.frozen && target.kinds.values().filter(|kind| !kind.deselected).all(has_read)
     }
 
     /// A running list of the target, if there is one; readers see its rows when it has ended.
-    pub fn listing(&self, target: &TargetId) -> Option<Listing> {
+    pub fn listing(&self, target: &TargetId) -> Option<RunningListing> {
         let target = self.0.get(target)?;
         let target = lock(&target);
-        let kinds = target.kinds.values().filter(|kind| !kind.left);
+        let kinds = target.kinds.values().filter(|kind| !kind.deselected);
         let running = kinds.filter_map(|kind| Some((kind.completed.is_none(), kind.listing?.since)));
-        running.map(|(is_first, since)| Listing { is_first, since }).max_by_key(|listing| listing.is_first)
+        running
+            .map(|(is_first, since)| RunningListing { is_first, since })
+            .max_by_key(|listing| listing.is_first)
     }
 
     /// The targets whose rows, failures or visibilities have changed since the last call; the first call returns all
@@ -203,8 +205,8 @@ impl StoreReader {
     }
 
     /// Notified when [`Self::take_changed_targets`] would return another target.
-    pub fn news(&self) -> watch::Receiver<()> {
-        self.0.news.subscribe()
+    pub fn target_changes(&self) -> watch::Receiver<()> {
+        self.0.changed_sender.subscribe()
     }
 
     /// Number of objects of a target that cannot be read, and the reason of one of them.
@@ -241,16 +243,17 @@ impl StoreReader {
         let mut counts: BTreeMap<(Arc<str>, NullCause), NullCount> = BTreeMap::new();
         for kind in target.kinds.values() {
             for (name, cause, rows, example) in kind.nulls.iter() {
-                let is_so = |null: &&NullAttribute| null.name == *name && null.cause == cause;
-                let found =
-                    |held: &Held| held.nulls.iter().flat_map(|nulls| nulls.iter()).find(is_so).cloned();
-                let shown = |held: &Held| Some((held.row.path(), found(held)?.found));
-                let known = example.and_then(|uid| shown(kind.rows.get(uid)?));
+                let is_same = |null: &&NullAttribute| null.name == *name && null.cause == cause;
+                let found = |held: &StoredRow| {
+                    held.nulls.iter().flat_map(|nulls| nulls.iter()).find(is_same).cloned()
+                };
+                let example_of = |held: &StoredRow| Some((held.row.path(), found(held)?.found));
+                let known = example.and_then(|uid| example_of(kind.rows.get(uid)?));
                 let count = counts.entry((name.clone(), cause)).or_insert_with(|| NullCount {
                     attribute: name.clone(),
                     cause,
                     rows: 0,
-                    example: known.or_else(|| kind.rows.values().find_map(shown)).unwrap_or_default(),
+                    example: known.or_else(|| kind.rows.values().find_map(example_of)).unwrap_or_default(),
                 });
                 count.rows += rows;
             }
@@ -303,9 +306,9 @@ impl StoreReader {
     }
 
     /// Returns when every kind of every target has been seen or is known to be blind.
-    pub async fn settled(&self) {
-        let pending = |target: &Arc<Mutex<Target>>| {
-            lock(target).kinds.values().any(|kind| !kind.left && kind.visibility == Visibility::Pending)
+    pub async fn wait_until_seen(&self) {
+        let pending = |target: &Arc<Mutex<StoredTarget>>| {
+            lock(target).kinds.values().any(|kind| !kind.deselected && kind.visibility == Visibility::Pending)
         };
         let all_seen = || {
             let targets = self.0.targets.read().unwrap_or_else(PoisonError::into_inner);
@@ -335,6 +338,6 @@ impl StoreReader {
             });
             held.insert(id.clone(), target);
         }
-        Changes(Arc::new(Reader { shared: self.0.clone(), dirty, targets: held }))
+        Changes(Arc::new(ChangeReader { shared: self.0.clone(), dirty, targets: held }))
     }
 }

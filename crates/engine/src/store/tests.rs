@@ -3,7 +3,7 @@ use std::thread;
 use serde_json::{json, value::to_raw_value};
 
 use super::*;
-use crate::select::Beyond;
+use crate::select::BeyondReach;
 
 fn target() -> TargetId {
     TargetId { namespace: Some("team".into()), name: "t".into() }
@@ -28,11 +28,11 @@ fn names(names: &[&str]) -> BTreeSet<Arc<str>> {
 }
 
 #[test]
-fn a_left_row_is_replaced_where_every_wanted_kind_has_been_listed() {
+fn rows_of_a_deselected_kind_are_replaced_where_every_selected_kind_has_been_listed() {
     let replaced = |visibilities: &[Visibility]| {
         ["a", "b", ""].map(|namespace| is_replaced(&key("Pod", namespace, "u"), visibilities.iter()))
     };
-    let beyond = |seen: Visibility, beyond| seen.but(Some(beyond));
+    let beyond = |seen: Visibility, beyond| seen.limited_by(Some(beyond));
     let (all_but, within) = (Visibility::AllBut(names(&["b"])), Visibility::Within(names(&["a"])));
     let (none, all) = ([false; 3], [true; 3]);
     for nothing_listed in [Visibility::Pending, Visibility::Partial, Visibility::Absent] {
@@ -43,23 +43,27 @@ fn a_left_row_is_replaced_where_every_wanted_kind_has_been_listed() {
     assert_eq!(replaced(std::slice::from_ref(&all_but)), [true, false, false]);
     assert_eq!(replaced(&[within]), [true, false, false]);
     assert_eq!(replaced(&[all_but, Visibility::AllBut(names(&["a"]))]), none, "each where the other is not");
-    assert_eq!(replaced(&[beyond(Visibility::Everything, Beyond::Kind)]), none, "nothing of it was listed");
-    let own = Beyond::OtherNamespaces(names(&["a"]));
+    assert_eq!(
+        replaced(&[beyond(Visibility::Everything, BeyondReach::Kind)]),
+        none,
+        "nothing of it was listed"
+    );
+    let own = BeyondReach::OtherNamespaces(names(&["a"]));
     assert_eq!(replaced(&[beyond(Visibility::Everything, own)]), [true, false, true]);
     assert_eq!(replaced(&[]), all, "the target selects nothing at all");
 }
 
 #[test]
-fn a_run_that_looked_at_one_namespace_removes_left_rows_there_only() {
+fn a_run_of_one_namespace_removes_rows_of_deselected_kinds_there_only() {
     let (writer, reader) = store();
     writer.rows(&target(), &gvk("Node")).set_visibility(Visibility::Everything);
-    let gone = |rest: Visibility| {
-        let snapshot = reader.snapshot(&[target()], rest).unwrap();
+    let is_gone = |outside: Visibility| {
+        let snapshot = reader.snapshot(&[target()], outside).unwrap();
         ["a", "b", ""].map(|namespace| snapshot.knows_gone(&key("Pod", namespace, "u")))
     };
-    assert_eq!(gone(Visibility::Everything), [true; 3]);
-    assert_eq!(gone(Visibility::Within(names(&["a"]))), [true, false, false]);
-    assert_eq!(gone(Visibility::Partial), [false; 3], "files say nothing about what they do not contain");
+    assert_eq!(is_gone(Visibility::Everything), [true; 3]);
+    assert_eq!(is_gone(Visibility::Within(names(&["a"]))), [true, false, false]);
+    assert_eq!(is_gone(Visibility::Partial), [false; 3], "files say nothing about what they do not contain");
 }
 
 #[test]
@@ -67,12 +71,12 @@ fn rows_of_the_old_and_of_the_new_kind_change_at_once_for_a_reader_in_another_th
     for _ in 0..300 {
         let (writer, reader) = store();
         let pods = writer.rows(&target(), &gvk("Pod"));
-        pods.upsert(row("Pod", "a", "p"), Origin::default(), None);
+        pods.upsert(row("Pod", "a", "p"), RowOrigin::default(), None);
         pods.set_visibility(Visibility::Everything);
         let mut changes = reader.changes(&[target()]);
         let jobs = writer.rows(&target(), &gvk("Job"));
-        writer.keep_kinds(&target(), &[&gvk("Job")].into());
-        jobs.upsert(row("Job", "a", "j"), Origin::default(), None);
+        writer.set_selected_kinds(&target(), &[&gvk("Job")].into());
+        jobs.upsert(row("Job", "a", "j"), RowOrigin::default(), None);
         assert!(changes.is_empty());
         let first = thread::scope(|threads| {
             threads.spawn(|| jobs.set_visibility(Visibility::Everything));
@@ -90,7 +94,7 @@ fn rows_of_the_old_and_of_the_new_kind_change_at_once_for_a_reader_in_another_th
 /// A row that this definition makes, in a kind that has been listed.
 fn listed(writer: &StoreWriter, kind: &str, definition: u32) -> KindRows {
     let rows = writer.rows(&target(), &gvk(kind)).for_definition(definition);
-    rows.upsert(row(kind, "a", "u"), Origin { definition, ..Origin::default() }, None);
+    rows.upsert(row(kind, "a", "u"), RowOrigin { definition, ..RowOrigin::default() }, None);
     rows.set_visibility(Visibility::Everything);
     rows
 }
@@ -103,13 +107,13 @@ fn cause(changes: &mut Changes) -> Option<RemovalCause> {
 }
 
 #[test]
-fn a_row_that_its_own_definition_removes_has_lost_its_object() {
-    let gone: [fn(&KindRows); 5] = [
+fn a_row_that_its_own_definition_removes_has_the_cause_object_gone() {
+    let removals: [fn(&KindRows); 5] = [
         |rows| assert!(rows.remove("u")),
         |rows| rows.remove_where(|_, _| true),
         KindRows::clear,
         |rows| {
-            let origin = Origin { definition: 1, ..Origin::default() };
+            let origin = RowOrigin { definition: 1, ..RowOrigin::default() };
             assert!(rows.fail(key("Pod", "a", "u"), origin, "no number".into()).removed_row);
         },
         |rows| {
@@ -119,7 +123,7 @@ fn a_row_that_its_own_definition_removes_has_lost_its_object() {
             assert!(rows.remove("u"));
         },
     ];
-    for remove in gone {
+    for remove in removals {
         let (writer, reader) = store();
         let mut changes = reader.changes(&[target()]);
         let rows = listed(&writer, "Pod", 1);
@@ -130,21 +134,21 @@ fn a_row_that_its_own_definition_removes_has_lost_its_object() {
 }
 
 #[test]
-fn a_row_that_another_definition_removes_was_lost_to_a_changed_spec() {
-    let gone: [fn(&StoreWriter, &KindRows); 5] = [
+fn a_row_that_another_definition_removes_has_the_cause_spec_changed() {
+    let removals: [fn(&StoreWriter, &KindRows); 5] = [
         |_, new| assert!(new.remove("u")),
         |_, new| new.remove_where(|_, origin| !origin.is_of(2)),
         |_, new| {
-            let origin = Origin { definition: 2, ..Origin::default() };
+            let origin = RowOrigin { definition: 2, ..RowOrigin::default() };
             assert!(new.fail(key("Pod", "a", "u"), origin, "no number".into()).removed_row);
         },
         |writer, _| writer.remove_target(&target()),
         |writer, _| {
             writer.rows(&target(), &gvk("Job")).set_visibility(Visibility::Everything);
-            writer.keep_kinds(&target(), &[&gvk("Job")].into());
+            writer.set_selected_kinds(&target(), &[&gvk("Job")].into());
         },
     ];
-    for remove in gone {
+    for remove in removals {
         let (writer, reader) = store();
         let mut changes = reader.changes(&[target()]);
         drop(listed(&writer, "Pod", 1));
@@ -161,17 +165,17 @@ fn a_row_that_another_definition_removes_was_lost_to_a_changed_spec() {
 }
 
 #[test]
-fn the_last_removal_of_a_row_counts_and_a_row_that_came_back_has_none() {
+fn the_last_removal_of_a_row_is_its_cause_and_a_row_that_came_back_has_none() {
     let (writer, reader) = store();
     drop(listed(&writer, "Pod", 1));
     let mut changes = reader.changes(&[target()]);
     let rows = writer.rows(&target(), &gvk("Pod")).for_definition(2);
-    let origin = Origin { definition: 2, ..Origin::default() };
+    let origin = RowOrigin { definition: 2, ..RowOrigin::default() };
     assert!(rows.remove("u"));
     rows.upsert(row("Pod", "a", "u"), origin, None);
     assert!(changes.take().is_empty(), "it is as it was");
     assert!(rows.remove("u"));
-    rows.upsert(row("Pod", "a", "u"), Origin { definition: 1, ..origin }, None);
+    rows.upsert(row("Pod", "a", "u"), RowOrigin { definition: 1, ..origin }, None);
     assert!(rows.remove("u"));
     assert_eq!(cause(&mut changes), Some(RemovalCause::SpecChanged));
     rows.upsert(row("Pod", "a", "u"), origin, None);

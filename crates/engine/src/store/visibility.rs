@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use kollect_model::row::RowKey;
 
-use crate::select::Beyond;
+use crate::select::BeyondReach;
 
 /// How much of a kind has been seen for a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,13 +26,13 @@ pub enum Visibility {
         /// How much has been seen, as if the reach had no limit.
         seen: Box<Self>,
         /// What is not collected.
-        beyond: Arc<Beyond>,
+        beyond: Arc<BeyondReach>,
     },
 }
 
 impl Visibility {
     /// Limits the visibility to what is within the reach of the target.
-    pub(crate) fn but(self, beyond: Option<Beyond>) -> Self {
+    pub(crate) fn limited_by(self, beyond: Option<BeyondReach>) -> Self {
         match beyond {
             None => self,
             Some(_) if matches!(self, Self::Pending | Self::Absent | Self::Partial) => self,
@@ -44,19 +44,19 @@ impl Visibility {
     pub fn within_reach(&self) -> &Self {
         match self {
             Self::WithinReach { seen, .. } => seen,
-            whole => whole,
+            seen => seen,
         }
     }
 
     /// What is not collected, because it is beyond the reach of the target.
-    pub fn beyond(&self) -> Option<&Beyond> {
+    pub fn beyond(&self) -> Option<&BeyondReach> {
         match self {
             Self::WithinReach { beyond, .. } => Some(beyond),
             _ => None,
         }
     }
 
-    /// Whether objects have been listed, in some place at least.
+    /// Whether objects have been listed, in some namespaces at least.
     pub(super) fn is_listed(&self) -> bool {
         !matches!(self.within_reach(), Self::Pending | Self::Absent | Self::Partial)
     }
@@ -73,14 +73,15 @@ impl Visibility {
     }
 }
 
-/// Whether a row of a kind that its target has left is gone: every kind that the target selects now has been listed
-/// where the object of the row was. `wanted` has the visibility of each. A kind that is not served, may not be listed or
-/// is still being listed replaces no rows: a target whose kind was mistyped keeps its rows.
+/// Whether a row of a kind that its target no longer selects is gone: every kind that the target selects now has been
+/// listed where the object of the row was. `wanted` has the visibility of each. A kind that is not served, may not be
+/// listed or is still being listed replaces no rows: a target whose kind was mistyped keeps its rows.
 pub(super) fn is_replaced<'a>(key: &RowKey, mut wanted: impl Iterator<Item = &'a Visibility>) -> bool {
     wanted.all(|visibility| match &*key.namespace {
         // Rows of cluster-scoped objects are replaced by kinds that have been listed in the whole cluster.
         "" => {
-            *visibility.within_reach() == Visibility::Everything && visibility.beyond() != Some(&Beyond::Kind)
+            *visibility.within_reach() == Visibility::Everything
+                && visibility.beyond() != Some(&BeyondReach::Kind)
         }
         _ => visibility.is_listed() && visibility.covers(key),
     })

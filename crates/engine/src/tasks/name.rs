@@ -63,11 +63,11 @@ impl TaskKind {
 pub struct TaskName {
     /// What it does.
     pub task: TaskKind,
-    serves: Serves,
+    subject: TaskSubject,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Serves {
+enum TaskSubject {
     Program,
     Kind { kind: Arc<str>, namespace: Option<Arc<str>> },
     Binding { binding: Arc<str>, sink: Arc<str> },
@@ -78,7 +78,7 @@ enum Serves {
 impl From<TaskKind> for TaskName {
     /// The name of a task that exists once.
     fn from(task: TaskKind) -> Self {
-        Self { task, serves: Serves::Program }
+        Self { task, subject: TaskSubject::Program }
     }
 }
 
@@ -86,23 +86,23 @@ impl TaskName {
     /// A task for a kind, in one namespace or in all.
     pub fn of_kind(task: TaskKind, kind: &Gvk, namespace: Option<&Arc<str>>) -> Self {
         let kind = kind.to_string().into();
-        Self { task, serves: Serves::Kind { kind, namespace: namespace.cloned() } }
+        Self { task, subject: TaskSubject::Kind { kind, namespace: namespace.cloned() } }
     }
 
     /// A task for a binding.
     pub fn of_binding(task: TaskKind, name: &BindingName) -> Self {
         let (binding, sink) = (name.to_string().into(), name.sink.to_string().into());
-        Self { task, serves: Serves::Binding { binding, sink } }
+        Self { task, subject: TaskSubject::Binding { binding, sink } }
     }
 
     /// A task for a sink.
     pub fn of_sink(task: TaskKind, sink: impl fmt::Display) -> Self {
-        Self { task, serves: Serves::Sink(sink.to_string().into()) }
+        Self { task, subject: TaskSubject::Sink(sink.to_string().into()) }
     }
 
     /// A task for anything else that has a name.
     pub fn of_object(task: TaskKind, object: impl fmt::Display) -> Self {
-        Self { task, serves: Serves::Object(object.to_string().into()) }
+        Self { task, subject: TaskSubject::Object(object.to_string().into()) }
     }
 
     /// The span of all events of the task. It exists at every log level, and has no parent.
@@ -117,22 +117,22 @@ impl TaskName {
             sink = Empty,
             object = Empty,
         );
-        match &self.serves {
-            Serves::Program => {}
-            Serves::Kind { kind, namespace } => {
+        match &self.subject {
+            TaskSubject::Program => {}
+            TaskSubject::Kind { kind, namespace } => {
                 span.record("kind", &**kind);
                 if let Some(namespace) = namespace {
                     span.record("namespace", &**namespace);
                 }
             }
-            Serves::Binding { binding, sink } => {
+            TaskSubject::Binding { binding, sink } => {
                 span.record("binding", &**binding);
                 span.record("sink", &**sink);
             }
-            Serves::Sink(sink) => {
+            TaskSubject::Sink(sink) => {
                 span.record("sink", &**sink);
             }
-            Serves::Object(object) => {
+            TaskSubject::Object(object) => {
                 span.record("object", &**object);
             }
         }
@@ -143,11 +143,13 @@ impl TaskName {
 impl fmt::Display for TaskName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.task.label())?;
-        match &self.serves {
-            Serves::Program => Ok(()),
-            Serves::Kind { kind, namespace: None } => write!(f, " {kind}"),
-            Serves::Kind { kind, namespace: Some(namespace) } => write!(f, " {kind} in {namespace}"),
-            Serves::Binding { binding: name, .. } | Serves::Sink(name) | Serves::Object(name) => {
+        match &self.subject {
+            TaskSubject::Program => Ok(()),
+            TaskSubject::Kind { kind, namespace: None } => write!(f, " {kind}"),
+            TaskSubject::Kind { kind, namespace: Some(namespace) } => write!(f, " {kind} in {namespace}"),
+            TaskSubject::Binding { binding: name, .. }
+            | TaskSubject::Sink(name)
+            | TaskSubject::Object(name) => {
                 write!(f, " {name}")
             }
         }

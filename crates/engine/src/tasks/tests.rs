@@ -15,17 +15,17 @@ fn restarts(tasks: &Tasks, kind: TaskKind) -> u64 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn law_16_a_panic_is_counted_told_and_restarted_with_growing_pauses() {
+async fn a_task_that_panics_is_counted_reported_and_restarted_with_growing_pauses() {
     let tasks = Tasks::default();
     let (starts, mut started) = mpsc::unbounded_channel();
-    let (pauses, mut told) = mpsc::unbounded_channel();
+    let (pauses, mut reported) = mpsc::unbounded_channel();
     let mut left = 4;
     let task = tasks.restarted(
         binding("database/portal"),
         move || {
             starts.send(Instant::now()).unwrap();
             left -= 1;
-            async move { assert_eq!(left, 0, "it panics until it is told not to") }
+            async move { assert_eq!(left, 0, "it panics until nothing is left") }
         },
         move |pause| {
             pauses.send(pause).unwrap();
@@ -40,7 +40,7 @@ async fn law_16_a_panic_is_counted_told_and_restarted_with_growing_pauses() {
     assert_eq!(times.len(), 4);
     let mut longest = Duration::from_secs(1);
     for pair in times.windows(2) {
-        let pause = told.try_recv().unwrap();
+        let pause = reported.try_recv().unwrap();
         assert!(pause >= longest / 2 && pause <= longest, "{pause:?} of {longest:?}");
         assert!(pair[1] - pair[0] >= pause, "it waited");
         longest *= 2;
@@ -49,15 +49,15 @@ async fn law_16_a_panic_is_counted_told_and_restarted_with_growing_pauses() {
     assert_eq!(
         restarts(&tasks, TaskKind::Watch),
         0,
-        "told before the first panic, so that it is an increase"
+        "counted before the first panic, so that it is an increase"
     );
     assert!(tasks.running(&[TaskKind::Binding]).0.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_after_a_long_time_is_a_first_one() {
+async fn pauses_are_short_again_after_a_long_time_without_a_panic() {
     let tasks = Tasks::default();
-    let (pauses, mut told) = mpsc::unbounded_channel();
+    let (pauses, mut reported) = mpsc::unbounded_channel();
     let _task = tasks.restarted(
         binding("database/portal"),
         || async {
@@ -70,12 +70,12 @@ async fn a_panic_after_a_long_time_is_a_first_one() {
         },
     );
     for _ in 0..5 {
-        assert!(told.recv().await.unwrap() <= Duration::from_secs(1));
+        assert!(reported.recv().await.unwrap() <= Duration::from_secs(1));
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn law_16_a_core_task_that_ends_is_named() {
+async fn a_core_task_that_ends_is_named() {
     let tasks = Tasks::default();
     let lease = tasks.core(TaskKind::Lease.into(), async { 7 });
     let ended = tasks.core_task_ended().await;
@@ -93,7 +93,7 @@ async fn law_16_a_core_task_that_ends_is_named() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_core_task_of_the_caller_is_named_too() {
+async fn a_core_task_that_runs_within_its_caller_is_named_too() {
     let tasks = Tasks::default();
     let ended = tasks.run_core(TaskKind::Loop.into(), async { unreachable!("a bug") as () }).await;
     assert!(ended.to_string().starts_with("the task \"loop\" panicked: "), "{ended}");
@@ -113,7 +113,7 @@ async fn core_tasks_may_end_when_the_program_stops_or_their_handles_are_dropped(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deadline_names_who_is_stuck() {
+async fn a_deadline_names_the_tasks_that_have_not_ended() {
     let tasks = Tasks::default();
     let pending = |name| tasks.restarted(binding(name), std::future::pending, time::sleep);
     let (stuck, other) = (pending("database/portal"), pending("database/copy"));
@@ -128,7 +128,7 @@ async fn a_deadline_names_who_is_stuck() {
     assert_eq!(late.to_string(), "binding shop/web database/portal");
     // The work is dropped, and its tasks with it.
     tokio::task::yield_now().await;
-    assert_eq!(tasks.running(&[TaskKind::Binding]), Stuck(Vec::new()));
+    assert_eq!(tasks.running(&[TaskKind::Binding]), StuckTasks(Vec::new()));
     assert_eq!(tasks.running(&[TaskKind::Lease]).0.len(), 1);
     drop(lease);
     assert_eq!(tasks.within(Duration::from_secs(10), &[TaskKind::Binding], async { 3 }).await, Ok(3));

@@ -1,4 +1,4 @@
-//! The objects of Kollect that the operator is asked to follow.
+//! The objects of Kollect that the operator works with.
 
 use std::time::{Duration, Instant};
 
@@ -12,14 +12,14 @@ use tokio::time::sleep;
 
 use super::objects::{WRITERS, post};
 
-const KOLLECT: &str = "/apis/kollect.dev/v1alpha1";
-const LIMIT: Duration = Duration::from_mins(10);
+const KOLLECT_API: &str = "/apis/kollect.dev/v1alpha1";
+const TIMEOUT: Duration = Duration::from_mins(10);
 /// How often statuses are read.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Objects of each of the many targets.
-const MAPS: usize = 2;
+const MAPS_PER_TARGET: usize = 2;
 
-/// Tells the API server about all kinds.
+/// Defines all kinds of Kollect.
 pub(crate) fn install(plane: &ControlPlane) -> Result<()> {
     let crds = concat!(env!("CARGO_MANIFEST_DIR"), "/../../config/crd/bases");
     plane.kubectl(&["apply", "--server-side", "-f", crds])?;
@@ -28,7 +28,7 @@ pub(crate) fn install(plane: &ControlPlane) -> Result<()> {
 }
 
 /// A sink with its Secret, and an inventory of all targets of a namespace.
-pub(crate) async fn export(client: &Client, namespace: &str, dsn: &str) -> Result<()> {
+pub(crate) async fn create_sink_and_inventory(client: &Client, namespace: &str, dsn: &str) -> Result<()> {
     let secret = json!({ "metadata": { "name": "portal" }, "stringData": { "dsn": dsn } });
     post(client, &format!("/api/v1/namespaces/{namespace}/secrets"), &secret).await?;
     let sink = json!({ "type": "postgres", "postgres": { "databaseRef": { "name": "portal" }, "table": "inventory" } });
@@ -41,7 +41,7 @@ async fn create(client: &Client, namespace: &str, kind: &str, name: &str, spec: 
         "apiVersion": "kollect.dev/v1alpha1", "kind": kind, "metadata": { "name": name }, "spec": spec,
     });
     let plural = format!("{}s", kind.to_lowercase()).replace("inventorys", "inventories");
-    post(client, &format!("{KOLLECT}/namespaces/{namespace}/{plural}"), &object).await
+    post(client, &format!("{KOLLECT_API}/namespaces/{namespace}/{plural}"), &object).await
 }
 
 /// Lets the targets of a namespace collect from all others.
@@ -72,7 +72,7 @@ impl Teams {
     }
 
     pub(crate) fn rows(self) -> usize {
-        self.targets * MAPS
+        self.targets * MAPS_PER_TARGET
     }
 
     fn targets_of(self, team: usize) -> usize {
@@ -95,13 +95,13 @@ impl Teams {
                 "labelSelector": { "matchLabels": { "part": label } },
             });
             create(client, &namespace, "KollectTarget", &label, &spec).await?;
-            for map in 0..MAPS {
+            for map in 0..MAPS_PER_TARGET {
                 let metadata = json!({ "name": format!("{label}-{map}"), "labels": { "part": label } });
                 let map = json!({ "metadata": metadata, "data": { "value": "1" } });
                 post(client, &format!("/api/v1/namespaces/{namespace}/configmaps"), &map).await?;
             }
         }
-        export(client, &namespace, dsn).await
+        create_sink_and_inventory(client, &namespace, dsn).await
     }
 }
 
@@ -120,8 +120,8 @@ impl SharedTeams {
         self.count * self.targets * self.maps
     }
 
-    /// Creates everything. `told` hears how many teams are there.
-    pub(crate) async fn create(self, client: &Client, dsn: &str, told: impl Fn(usize)) -> Result<()> {
+    /// Creates everything. `on_progress` is called with the number of teams so far.
+    pub(crate) async fn create(self, client: &Client, dsn: &str, on_progress: impl Fn(usize)) -> Result<()> {
         for team in 0..self.count {
             let namespace = Teams::namespace(team);
             create_namespace(client, &namespace).await?;
@@ -137,8 +137,8 @@ impl SharedTeams {
                 async move { post(client, path, &map).await }
             });
             maps.buffer_unordered(WRITERS).try_collect::<()>().await?;
-            export(client, &namespace, dsn).await?;
-            told(team + 1);
+            create_sink_and_inventory(client, &namespace, dsn).await?;
+            on_progress(team + 1);
         }
         Ok(())
     }
@@ -151,16 +151,16 @@ fn profile() -> Value {
     })
 }
 
-/// Waits until `count` inventories are ready; `meanwhile` is called before each check.
-pub(crate) async fn ready(
+/// Waits until `count` inventories are ready; `before_check` is called before each check.
+pub(crate) async fn wait_until_ready(
     client: &Client,
     count: usize,
-    mut meanwhile: impl AsyncFnMut() -> Result<()>,
+    mut before_check: impl AsyncFnMut() -> Result<()>,
 ) -> Result<()> {
     let began = Instant::now();
     loop {
-        meanwhile().await?;
-        let request = Request::get(format!("{KOLLECT}/kollectinventories")).body(Vec::new())?;
+        before_check().await?;
+        let request = Request::get(format!("{KOLLECT_API}/kollectinventories")).body(Vec::new())?;
         let list: Value = serde_json::from_str(&client.request_text(request).await?)?;
         let items = list["items"].as_array().context("no list of inventories")?;
         let found = items.iter().filter(|item| is_ready(item)).count();
@@ -168,15 +168,17 @@ pub(crate) async fn ready(
             return Ok(());
         }
         ensure!(
-            began.elapsed() < LIMIT,
+            began.elapsed() < TIMEOUT,
             "{found} of {count} inventories are ready: {}",
             items.first().unwrap_or(&list)
         );
-        sleep(LOOK_AGAIN).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
 fn is_ready(inventory: &Value) -> bool {
     let conditions = inventory["status"]["conditions"].as_array();
-    conditions.is_some_and(|all| all.iter().any(|one| one["type"] == "Ready" && one["status"] == "True"))
+    conditions.is_some_and(|all| {
+        all.iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+    })
 }

@@ -11,16 +11,16 @@ use tokio::{
 use tokio_postgres::{AsyncMessage, Client, NoTls};
 
 /// Many times longer than any step takes.
-const LIMIT: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A database session of its own.
 pub(crate) struct Reader {
     client: Client,
     /// UIDs of the objects whose rows were committed.
-    told: UnboundedReceiver<String>,
+    committed: UnboundedReceiver<String>,
 }
 
-/// Whose row is looked at, and how it must be.
+/// A row, and the value of an attribute that it must have.
 pub(crate) struct Expected<'a> {
     /// Of the inventory and the target.
     pub(crate) namespace: &'a str,
@@ -34,17 +34,17 @@ impl Reader {
     pub(crate) async fn connect(dsn: &str) -> Result<Self> {
         let dsn = format!("{dsn}?application_name=reader");
         let (client, mut connection) = tokio_postgres::connect(&dsn, NoTls).await?;
-        let (tell, told) = unbounded_channel();
+        let (sender, committed) = unbounded_channel();
         let mut messages = stream::poll_fn(move |context| connection.poll_message(context));
         tokio::spawn(async move {
             while let Some(Ok(message)) = messages.next().await {
                 if let AsyncMessage::Notification(notification) = message {
-                    // The receiver may be gone: the reader has seen enough.
-                    tell.send(notification.payload().to_owned()).ok();
+                    // Fails when the reader was dropped.
+                    sender.send(notification.payload().to_owned()).ok();
                 }
             }
         });
-        Ok(Self { client, told })
+        Ok(Self { client, committed })
     }
 
     /// Adds the trigger to a table with rows.
@@ -62,19 +62,19 @@ impl Reader {
     }
 
     /// Waits until a row can be seen as it should be. Returns when that was.
-    pub(crate) async fn sees(&mut self, expected: &Expected<'_>) -> Result<Instant> {
+    pub(crate) async fn wait_for_row(&mut self, expected: &Expected<'_>) -> Result<Instant> {
         let Expected { namespace, target, uid, attribute, value } = expected;
         // By the whole key: the planner has no statistics yet about the size of the table.
-        let question = "SELECT payload #>> ARRAY['attributes', $4::text] FROM inventory
+        let query = "SELECT payload #>> ARRAY['attributes', $4::text] FROM inventory
              WHERE cluster = '' AND inventory_namespace = $1 AND inventory_name = 'all'
                  AND target_name = $2 AND source_uid = $3";
-        let question = self.client.prepare(question).await?;
+        let query = self.client.prepare(query).await?;
         loop {
-            let told = timeout(LIMIT, self.told.recv()).await.context("no change arrives")?;
-            if told.context("the reader lost its connection")? != *uid {
+            let committed = timeout(TIMEOUT, self.committed.recv()).await.context("no change arrives")?;
+            if committed.context("the reader lost its connection")? != *uid {
                 continue;
             }
-            let row = self.client.query_opt(&question, &[namespace, target, uid, attribute]).await?;
+            let row = self.client.query_opt(&query, &[namespace, target, uid, attribute]).await?;
             if row.is_some_and(|row| row.get::<_, Option<&str>>(0) == Some(value)) {
                 return Ok(Instant::now());
             }
@@ -89,20 +89,20 @@ impl Reader {
 
     /// How many rows were written, of the inventories in a namespace and of all others.
     pub(crate) async fn writes(&self, namespace: &str) -> Result<(usize, usize)> {
-        let question = "SELECT count(*) FILTER (WHERE namespace = $1),
+        let query = "SELECT count(*) FILTER (WHERE namespace = $1),
                  count(*) FILTER (WHERE namespace <> $1) FROM writes";
-        let row = self.client.query_one(question, &[&namespace]).await?;
+        let row = self.client.query_one(query, &[&namespace]).await?;
         Ok((row.get::<_, i64>(0).try_into()?, row.get::<_, i64>(1).try_into()?))
     }
 
     /// The number of sessions of other clients.
     pub(crate) async fn sessions(&self) -> Result<usize> {
-        let question = "SELECT count(*) FROM pg_stat_activity
+        let query = "SELECT count(*) FROM pg_stat_activity
              WHERE backend_type = 'client backend' AND application_name <> 'reader'";
-        self.count(question).await
+        self.count(query).await
     }
 
-    async fn count(&self, question: &str) -> Result<usize> {
-        Ok(self.client.query_one(question, &[]).await?.get::<_, i64>(0).try_into()?)
+    async fn count(&self, query: &str) -> Result<usize> {
+        Ok(self.client.query_one(query, &[]).await?.get::<_, i64>(0).try_into()?)
     }
 }

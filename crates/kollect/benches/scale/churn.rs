@@ -10,9 +10,9 @@ use serde_json::json;
 use super::objects::{WRITERS, patch, path};
 
 /// The owner after the last change.
-pub(crate) const MARKER: &str = "last-change@example.com";
+pub(crate) const LAST_OWNER: &str = "last-change@example.com";
 
-/// What the writers did.
+/// What the writers have done.
 pub(crate) struct Churned {
     pub(crate) changes: usize,
     /// When they stopped, before the last change.
@@ -21,17 +21,17 @@ pub(crate) struct Churned {
 
 /// Changes random objects for some time, then one more.
 pub(crate) async fn churn(client: &Client, count: usize, time: Duration) -> Result<Churned> {
-    let until = Instant::now() + time;
-    let writers = try_join_all((0..WRITERS).map(|writer| write(client, count, writer, until))).await?;
+    let deadline = Instant::now() + time;
+    let writers = try_join_all((0..WRITERS).map(|writer| write(client, count, writer, deadline))).await?;
     let ended = Instant::now();
-    patch(client, &path(0), &json!({ "metadata": { "annotations": { "owner": MARKER } } })).await?;
+    patch(client, &path(0), &json!({ "metadata": { "annotations": { "owner": LAST_OWNER } } })).await?;
     Ok(Churned { changes: writers.iter().sum(), ended })
 }
 
 /// Changes objects and counts the changes. Each change contains its number, so none is a no-op.
-async fn write(client: &Client, count: usize, writer: usize, until: Instant) -> Result<usize> {
+async fn write(client: &Client, count: usize, writer: usize, deadline: Instant) -> Result<usize> {
     let mut changes = 0;
-    while Instant::now() < until {
+    while Instant::now() < deadline {
         changes += 1;
         let change = json!({ "spec": { "replicas": changes * WRITERS + writer } });
         patch(client, &path(fastrand::usize(..count)), &change).await?;

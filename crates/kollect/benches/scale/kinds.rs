@@ -14,7 +14,7 @@ use super::{
 };
 
 /// How long the API server may take to serve a new kind.
-const LIMIT: Duration = Duration::from_mins(5);
+const TIMEOUT: Duration = Duration::from_mins(5);
 
 /// Whether a request line asks for a watch of one of the kinds.
 pub(crate) fn is_watch(request: &str) -> bool {
@@ -27,13 +27,13 @@ pub(crate) async fn create(client: &Client, count: usize) -> Result<()> {
     let created =
         stream::iter(0..count).map(|index| async move { post(client, path, &definition(index)).await });
     created.buffer_unordered(8).try_collect::<()>().await?;
-    let until = Instant::now() + LIMIT;
-    let created = stream::iter(0..count).map(|index| create_object(client, index, until));
+    let deadline = Instant::now() + TIMEOUT;
+    let created = stream::iter(0..count).map(|index| create_object(client, index, deadline));
     created.buffer_unordered(8).try_collect().await
 }
 
 /// Tries until the kind is served.
-async fn create_object(client: &Client, index: usize, until: Instant) -> Result<()> {
+async fn create_object(client: &Client, index: usize, deadline: Instant) -> Result<()> {
     let kind = kind(index);
     let object = json!({
         "apiVersion": format!("{GROUP}/v1"), "kind": kind,
@@ -42,7 +42,7 @@ async fn create_object(client: &Client, index: usize, until: Instant) -> Result<
     let path = format!("/apis/{GROUP}/v1/{}s", kind.to_lowercase());
     loop {
         match post(client, &path, &object).await {
-            Err(_) if Instant::now() < until => sleep(Duration::from_millis(200)).await,
+            Err(_) if Instant::now() < deadline => sleep(Duration::from_millis(200)).await,
             outcome => return outcome,
         }
     }

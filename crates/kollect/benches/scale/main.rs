@@ -21,17 +21,17 @@ use anyhow::{Context, Result};
 use kollect_testbed::{ControlPlane, Proxy};
 use kube::Client;
 use manifests::Manifests;
-use process::Watching;
+use process::KollectProcess;
 use table::Table;
 use tokio::runtime::Runtime;
 use yardstick::Listing;
 
 /// Fewer objects are the quick form.
-const FULL: usize = 50_000;
-/// Until freed memory was returned to the system.
-const SETTLE: Duration = Duration::from_secs(5);
-/// How often each time is measured.
-const TURNS: usize = 2;
+const FULL_COUNT: usize = 50_000;
+/// After this time freed memory has been returned to the system.
+const SETTLE_TIME: Duration = Duration::from_secs(5);
+/// How often each time is measured; the smallest counts.
+const MEASUREMENTS: usize = 2;
 
 fn main() -> Result<()> {
     // Cargo passes this argument when it is asked to test benches.
@@ -39,32 +39,32 @@ fn main() -> Result<()> {
         return Ok(());
     }
     let count = setting("N", 100_000)?;
-    let full = count >= FULL;
+    let full = count >= FULL_COUNT;
     let seconds = setting("SECONDS", if full { 60 } else { 5 })?;
     let mut table = Table::default();
     let mut bench = Bench::start(count)?;
     bench.create()?;
-    let idle = bench.idle(&mut table)?;
-    let watching = bench.lists(&mut table, "streamed", 1.0)?;
-    bench.memory(&mut table, &watching, idle)?;
-    bench.churn(&mut table, watching, Duration::from_secs(seconds))?;
+    let idle = bench.measure_idle(&mut table)?;
+    let watching = bench.measure_lists(&mut table, "streamed", 1.0)?;
+    bench.measure_memory(&mut table, &watching, idle)?;
+    bench.measure_churn(&mut table, watching, Duration::from_secs(seconds))?;
     bench.restart("lists are not streamed", &["--feature-gates=WatchList=false"])?;
-    drop(bench.lists(&mut table, "in pages", 1.3)?);
+    drop(bench.measure_lists(&mut table, "in pages", 1.3)?);
     bench.restart("lists are streamed again", &[])?;
-    bench.kinds(&mut table, if full { 200 } else { 20 }, idle)?;
+    bench.measure_kinds(&mut table, if full { 200 } else { 20 }, idle)?;
     println!("\n{table}");
     Ok(())
 }
 
 /// A number from the environment.
-fn setting<T: FromStr<Err: Display>>(name: &str, otherwise: T) -> Result<T> {
+fn setting<T: FromStr<Err: Display>>(name: &str, default: T) -> Result<T> {
     match env::var(name).ok().filter(|text| !text.is_empty()) {
-        None => Ok(otherwise),
+        None => Ok(default),
         Some(text) => text.parse().map_err(|error| anyhow::anyhow!("{name}={text}: {error}")),
     }
 }
 
-fn tell(what: impl Display) {
+fn print_step(what: impl Display) {
     println!("-- {what}");
 }
 
@@ -83,7 +83,7 @@ struct Bench {
 
 impl Bench {
     fn start(count: usize) -> Result<Self> {
-        tell("starting a control plane");
+        print_step("starting a control plane");
         let plane = ControlPlane::start()?;
         let runtime = Runtime::new()?;
         let client = runtime.block_on(objects::client(plane.kubeconfig()))?;
@@ -91,31 +91,31 @@ impl Bench {
     }
 
     fn restart(&mut self, why: &str, flags: &[&str]) -> Result<()> {
-        tell(format_args!("restarting the API server: {why}"));
+        print_step(format_args!("restarting the API server: {why}"));
         Ok(self.plane.restart_api_server(flags)?)
     }
 
     fn create(&self) -> Result<()> {
-        let told = |done: usize, seconds: f64| {
-            tell(format_args!("{done} of {} Deployments after {seconds:.0} s", self.count));
+        let on_progress = |done: usize, seconds: f64| {
+            print_step(format_args!("{done} of {} Deployments after {seconds:.0} s", self.count));
         };
         self.runtime.block_on(async {
             objects::create_namespaces(&self.client).await?;
-            objects::create(&self.client, self.count, told).await
+            objects::create(&self.client, self.count, on_progress).await
         })
     }
 
-    fn watch(&self, manifests: &Manifests) -> Result<Watching> {
-        Watching::start(manifests.path(), self.plane.kubeconfig())
+    fn watch(&self, manifests: &Manifests) -> Result<KollectProcess> {
+        KollectProcess::start(manifests.path(), self.plane.kubeconfig())
     }
 
-    /// What the program needs for itself. Returns its bytes.
-    fn idle(&self, table: &mut Table) -> Result<usize> {
-        tell("watching nothing");
+    /// Memory of the program without rows, in bytes.
+    fn measure_idle(&self, table: &mut Table) -> Result<usize> {
+        print_step("watching nothing");
         let manifests = Manifests::deployments(&["nowhere"])?;
         let mut watching = self.watch(&manifests)?;
-        watching.synced(0)?;
-        sleep(SETTLE);
+        watching.wait_until_synced(0)?;
+        sleep(SETTLE_TIME);
         let idle = watching.memory()?.now;
         table.check("memory of an idle process, MB", float(idle) / 1e6, 25.0);
         Ok(idle)
@@ -123,81 +123,82 @@ impl Bench {
 
     /// Reads everything in turns: as a client that does not parse, and as the program. Returns the last program,
     /// still watching.
-    fn lists(&self, table: &mut Table, how: &str, target: f64) -> Result<Watching> {
+    fn measure_lists(&self, table: &mut Table, how: &str, target: f64) -> Result<KollectProcess> {
         let manifests = Manifests::deployments(&[])?;
         let (mut raw, mut took) = (f64::INFINITY, f64::INFINITY);
         let mut last = None;
-        for turn in 1..=TURNS {
+        for turn in 1..=MEASUREMENTS {
             // Only one at a time.
             drop(last.take());
             let listing = self.runtime.block_on(yardstick::list(&self.client))?;
             let Listing { pages, bytes, seconds } = listing;
             anyhow::ensure!(bytes > self.count * 1000, "the list has only {bytes} bytes");
-            tell(format_args!("turn {turn}: raw list, {pages} pages, after {seconds:.1} s"));
+            print_step(format_args!("turn {turn}: raw list, {pages} pages, after {seconds:.1} s"));
             let mut watching = self.watch(&manifests)?;
-            let synced = watching.synced(self.count)?.as_secs_f64();
-            tell(format_args!("turn {turn}: {} rows, {how}, after {synced:.1} s", self.count));
+            let synced = watching.wait_until_synced(self.count)?.as_secs_f64();
+            print_step(format_args!("turn {turn}: {} rows, {how}, after {synced:.1} s", self.count));
             (raw, took) = (raw.min(seconds), took.min(synced));
             last = Some((bytes, watching));
         }
         let (bytes, watching) = last.context("there was no turn")?;
-        table.tell(&format!("{} Deployments, bytes each", self.count), float(bytes / self.count));
-        table.tell(&format!("yardstick: raw list in pages of 500, fastest of {TURNS}, s"), raw);
-        table.tell(&format!("kollect watch, {how}, fastest of {TURNS}, s"), took);
+        table.report(&format!("{} Deployments, bytes each", self.count), float(bytes / self.count));
+        table.report(&format!("yardstick: raw list in pages of 500, fastest of {MEASUREMENTS}, s"), raw);
+        table.report(&format!("kollect watch, {how}, fastest of {MEASUREMENTS}, s"), took);
         table.check(&format!("kollect watch, {how} / yardstick"), took / raw, target);
         Ok(watching)
     }
 
-    fn memory(&self, table: &mut Table, watching: &Watching, idle: usize) -> Result<()> {
-        sleep(SETTLE);
+    fn measure_memory(&self, table: &mut Table, watching: &KollectProcess, idle: usize) -> Result<()> {
+        sleep(SETTLE_TIME);
         let memory = watching.memory()?;
-        table.tell("memory with all rows, MB", float(memory.now) / 1e6);
+        table.report("memory with all rows, MB", float(memory.now) / 1e6);
         let rows = memory.now.saturating_sub(idle);
         table.check("memory per row above idle, KB", float(rows) / float(self.count) / 1e3, 1.2);
         table.check("peak memory / memory", float(memory.peak) / float(memory.now), 1.3);
         Ok(())
     }
 
-    fn churn(&self, table: &mut Table, mut watching: Watching, time: Duration) -> Result<()> {
-        tell(format_args!("changing objects for {} s", time.as_secs()));
+    fn measure_churn(&self, table: &mut Table, mut watching: KollectProcess, time: Duration) -> Result<()> {
+        print_step(format_args!("changing objects for {} s", time.as_secs()));
         let (cpu, before) = (watching.cpu()?, watching.memory()?.now);
         let churned = self.runtime.block_on(churn::churn(&self.client, self.count, time))?;
-        let printed = watching.printed(churn::MARKER)?;
+        let printed = watching.wait_for_printed(churn::LAST_OWNER)?;
         let cpu = watching.cpu()?.saturating_sub(cpu);
-        sleep(SETTLE);
+        sleep(SETTLE_TIME);
         let after = watching.memory()?.now;
-        table.tell("churn: changes per second", float(churned.changes) / time.as_secs_f64());
-        table.tell("churn: CPU µs per change", cpu.as_secs_f64() * 1e6 / float(churned.changes));
+        table.report("churn: changes per second", float(churned.changes) / time.as_secs_f64());
+        table.report("churn: CPU µs per change", cpu.as_secs_f64() * 1e6 / float(churned.changes));
         let lag = printed.at.saturating_duration_since(churned.ended);
-        table.tell("churn: lines printed / changes", float(printed.lines) / float(churned.changes));
-        table.tell("churn: lag of the last change, s", lag.as_secs_f64());
-        table.tell("churn: memory before, MB", float(before) / 1e6);
-        table.tell("churn: memory after, MB", float(after) / 1e6);
+        table.report("churn: lines printed / changes", float(printed.lines) / float(churned.changes));
+        table.report("churn: lag of the last change, s", lag.as_secs_f64());
+        table.report("churn: memory before, MB", float(before) / 1e6);
+        table.report("churn: memory after, MB", float(after) / 1e6);
         Ok(())
     }
 
     /// Many kinds with one object each.
-    fn kinds(&self, table: &mut Table, kinds: usize, idle: usize) -> Result<()> {
-        tell(format_args!("creating {kinds} kinds"));
+    fn measure_kinds(&self, table: &mut Table, kinds: usize, idle: usize) -> Result<()> {
+        print_step(format_args!("creating {kinds} kinds"));
         self.runtime.block_on(kinds::create(&self.client, kinds))?;
         let manifests = Manifests::kinds(kinds)?;
-        tell(format_args!("watching {kinds} kinds through a proxy that counts"));
+        print_step(format_args!("watching {kinds} kinds through a proxy that counts"));
         let proxy = Proxy::start(&self.plane)?;
-        let mut watching = Watching::start(manifests.path(), &proxy.kubeconfig(self.plane.kubeconfig())?)?;
-        watching.synced(kinds)?;
+        let mut watching =
+            KollectProcess::start(manifests.path(), &proxy.kubeconfig(self.plane.kubeconfig())?)?;
+        watching.wait_until_synced(kinds)?;
         let requests = proxy.requests();
         let watches = requests.iter().filter(|line| kinds::is_watch(line)).count();
         anyhow::ensure!(watches >= kinds, "only {watches} watches of {kinds} kinds");
         table.check(&format!("{kinds} kinds: watches per kind"), float(watches) / float(kinds), 1.0);
         drop((watching, proxy));
-        tell(format_args!("watching {kinds} kinds"));
+        print_step(format_args!("watching {kinds} kinds"));
         let mut watching = self.watch(&manifests)?;
-        let took = watching.synced(kinds)?;
-        sleep(SETTLE);
+        let took = watching.wait_until_synced(kinds)?;
+        sleep(SETTLE_TIME);
         let memory = watching.memory()?.now.saturating_sub(idle);
-        table.tell(&format!("{kinds} kinds: until every row is there, s"), took.as_secs_f64());
+        table.report(&format!("{kinds} kinds: until every row is there, s"), took.as_secs_f64());
         let per_watch = float(memory) / float(kinds) / 1e3;
-        table.tell(&format!("{kinds} kinds: memory per idle watch, KB"), per_watch);
+        table.report(&format!("{kinds} kinds: memory per idle watch, KB"), per_watch);
         Ok(())
     }
 }

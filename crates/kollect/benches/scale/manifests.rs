@@ -1,4 +1,4 @@
-//! What the program is asked to watch.
+//! Manifests of the kinds that the program watches.
 
 use std::{fs, path::Path};
 
@@ -21,7 +21,7 @@ impl Manifests {
     /// Ten attributes of all Deployments, or of those in some namespaces.
     pub(crate) fn deployments(namespaces: &[&str]) -> Result<Self> {
         let gvk = json!({ "group": "apps", "version": "v1", "kind": "Deployment" });
-        Self::write(&pair("scale", &gvk, &ten_attributes(), namespaces))
+        Self::write(&profile_and_target("scale", &gvk, &ten_attributes(), namespaces))
     }
 
     /// One attribute of each of the many kinds.
@@ -29,7 +29,7 @@ impl Manifests {
         let attributes = json!([{ "name": "size", "path": "$.spec.size", "type": "int" }]);
         let pairs = (0..count).flat_map(|index| {
             let gvk = json!({ "group": GROUP, "version": "v1", "kind": kind(index) });
-            pair(&kind(index).to_lowercase(), &gvk, &attributes, &[])
+            profile_and_target(&kind(index).to_lowercase(), &gvk, &attributes, &[])
         });
         Self::write(&pairs.collect::<Vec<_>>())
     }
@@ -47,7 +47,7 @@ impl Manifests {
 }
 
 /// A profile and its target.
-fn pair(name: &str, gvk: &Value, attributes: &Value, namespaces: &[&str]) -> [Value; 2] {
+fn profile_and_target(name: &str, gvk: &Value, attributes: &Value, namespaces: &[&str]) -> [Value; 2] {
     let manifest = |kind: &str, spec: Value| {
         json!({
             "apiVersion": "kollect.dev/v1alpha1", "kind": kind, "metadata": { "name": name }, "spec": spec,

@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 /// Requests at the same time.
 pub(crate) const WRITERS: usize = 32;
 const NAMESPACES: usize = 100;
-/// After how many objects progress is told.
-const PROGRESS: usize = 10_000;
+/// After how many objects progress is printed.
+const PROGRESS_INTERVAL: usize = 10_000;
 
 /// A client of the administrator.
 pub(crate) async fn client(kubeconfig: &Path) -> Result<Client> {
@@ -70,22 +70,22 @@ pub(crate) async fn create_namespaces(client: &Client) -> Result<()> {
     created.buffer_unordered(WRITERS).try_collect().await
 }
 
-/// Creates that many objects. `told` is called with the number of objects and of seconds so far.
-pub(crate) async fn create(client: &Client, count: usize, told: impl Fn(usize, f64)) -> Result<()> {
+/// Creates that many objects. `on_progress` is called with the number of objects and of seconds so far.
+pub(crate) async fn create(client: &Client, count: usize, on_progress: impl Fn(usize, f64)) -> Result<()> {
     let began = Instant::now();
     let created = stream::iter(0..count)
         .map(|index| async move { post(client, &collection(index), &deployment(index)).await });
     let mut created = created.buffer_unordered(WRITERS).enumerate();
     while let Some((done, outcome)) = created.next().await {
         outcome?;
-        if (done + 1) % PROGRESS == 0 || done + 1 == count {
-            told(done + 1, began.elapsed().as_secs_f64());
+        if (done + 1) % PROGRESS_INTERVAL == 0 || done + 1 == count {
+            on_progress(done + 1, began.elapsed().as_secs_f64());
         }
     }
     Ok(())
 }
 
-/// About 3.8 KB once the API server has added what it adds.
+/// About 3.8 KB with the fields that the API server adds.
 fn deployment(index: usize) -> Value {
     let name = name(index);
     let team = format!("team-{}", index % 40);

@@ -13,16 +13,16 @@ use std::{
 use anyhow::{Context, Result, anyhow};
 
 /// Many times longer than any step takes.
-const LIMIT: Duration = Duration::from_mins(10);
-/// The unit in which the kernel tells CPU time: hundredths of a second on every Linux.
+const TIMEOUT: Duration = Duration::from_mins(10);
+/// The unit of CPU times in `/proc`: hundredths of a second on every Linux.
 const TICK: Duration = Duration::from_millis(10);
 
-/// A running `kollect`, watching; dropping it ends it.
-pub(crate) struct Watching {
+/// A running `kollect`; dropping it ends it.
+pub(crate) struct KollectProcess {
     child: Child,
     began: Instant,
-    told: Receiver<(Instant, String)>,
-    printed: Receiver<(Instant, String)>,
+    stderr: Receiver<(Instant, String)>,
+    stdout: Receiver<(Instant, String)>,
 }
 
 /// Resident memory in bytes.
@@ -38,7 +38,7 @@ pub(crate) struct Printed {
     pub(crate) lines: usize,
 }
 
-impl Watching {
+impl KollectProcess {
     /// Starts `kollect watch` with manifests.
     pub(crate) fn start(manifests: &Path, kubeconfig: &Path) -> Result<Self> {
         Self::spawn(&["watch".as_ref(), "-f".as_ref(), manifests, "--kubeconfig".as_ref(), kubeconfig])
@@ -49,7 +49,8 @@ impl Watching {
         Self::spawn_with(arguments, &[])
     }
 
-    /// The same with variables of the environment. `KOLLECT` may name another build of the program to compare with.
+    /// Like [`Self::spawn`], with variables of the environment. `KOLLECT` may name another build of the program to
+    /// compare with.
     pub(crate) fn spawn_with(arguments: &[&Path], variables: &[(&str, &str)]) -> Result<Self> {
         let began = Instant::now();
         let program = std::env::var_os("KOLLECT").unwrap_or_else(|| env!("CARGO_BIN_EXE_kollect").into());
@@ -61,23 +62,23 @@ impl Watching {
             .stderr(Stdio::piped())
             .spawn()
             .context("start kollect")?;
-        let told = read(child.stderr.take().context("no standard error")?);
-        let printed = read(child.stdout.take().context("no standard output")?);
-        Ok(Self { child, began, told, printed })
+        let stderr = read_lines(child.stderr.take().context("no standard error")?);
+        let stdout = read_lines(child.stdout.take().context("no standard output")?);
+        Ok(Self { child, began, stderr, stdout })
     }
 
-    /// Waits until the program knows everything, which must be so many rows. Returns how long it took.
-    pub(crate) fn synced(&mut self, rows: usize) -> Result<Duration> {
-        let (at, line) = wait(&self.told, |line| line.starts_with("watching "))?;
+    /// Waits until the program has listed all objects, which must be so many rows. Returns how long it took.
+    pub(crate) fn wait_until_synced(&mut self, rows: usize) -> Result<Duration> {
+        let (at, line) = wait_for_line(&self.stderr, |line| line.starts_with("watching "))?;
         let expected = format!("watching {rows} row");
         anyhow::ensure!(line.starts_with(&expected), "expected {rows} rows, but: {line}");
         Ok(at.duration_since(self.began))
     }
 
     /// Waits until it has printed a line with the text.
-    pub(crate) fn printed(&mut self, text: &str) -> Result<Printed> {
+    pub(crate) fn wait_for_printed(&mut self, text: &str) -> Result<Printed> {
         let mut lines = 0;
-        let (at, _) = wait(&self.printed, |line| {
+        let (at, _) = wait_for_line(&self.stdout, |line| {
             lines += 1;
             line.contains(text)
         })?;
@@ -85,7 +86,7 @@ impl Watching {
     }
 
     pub(crate) fn memory(&self) -> Result<Memory> {
-        let status = self.proc("status")?;
+        let status = self.read_proc("status")?;
         let kilobytes = |name: &str| {
             let value = status.lines().find_map(|line| line.strip_prefix(name))?;
             value.trim().strip_suffix(" kB")?.parse::<usize>().ok()
@@ -96,7 +97,7 @@ impl Watching {
 
     /// CPU time until now.
     pub(crate) fn cpu(&self) -> Result<Duration> {
-        let stat = self.proc("stat")?;
+        let stat = self.read_proc("stat")?;
         // The name of the program may contain anything; after it come numbers.
         let (_, numbers) = stat.rsplit_once(')').context("no end of the name")?;
         let ticks = numbers.split_whitespace().skip(11).take(2).map(str::parse::<u32>);
@@ -108,13 +109,13 @@ impl Watching {
         self.child.id()
     }
 
-    fn proc(&self, name: &str) -> Result<String> {
+    fn read_proc(&self, name: &str) -> Result<String> {
         let path = format!("/proc/{}/{name}", self.id());
         fs::read_to_string(&path).with_context(|| format!("read {path}; kollect has ended?"))
     }
 }
 
-impl Drop for Watching {
+impl Drop for KollectProcess {
     fn drop(&mut self) {
         // It may have ended by itself.
         drop(self.child.kill().and_then(|()| self.child.wait()));
@@ -122,25 +123,25 @@ impl Drop for Watching {
 }
 
 /// Lines with the time at which they came, read by a thread so that the program never waits.
-fn read(from: impl Read + Send + 'static) -> Receiver<(Instant, String)> {
+fn read_lines(stream: impl Read + Send + 'static) -> Receiver<(Instant, String)> {
     let (sender, receiver) = channel();
-    let pass_on = |sender: Sender<_>| {
-        let mut lines = BufReader::new(from).lines().map_while(Result::ok);
+    let forward_lines = |sender: Sender<_>| {
+        let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
         drop(lines.try_for_each(|line| sender.send((Instant::now(), line))));
     };
-    thread::spawn(|| pass_on(sender));
+    thread::spawn(|| forward_lines(sender));
     receiver
 }
 
-fn wait(
+fn wait_for_line(
     lines: &Receiver<(Instant, String)>,
-    mut satisfies: impl FnMut(&str) -> bool,
+    mut matches: impl FnMut(&str) -> bool,
 ) -> Result<(Instant, String)> {
-    let (until, mut last) = (Instant::now() + LIMIT, String::new());
+    let (deadline, mut last) = (Instant::now() + TIMEOUT, String::new());
     loop {
-        let left = until.saturating_duration_since(Instant::now());
-        let (at, line) = lines.recv_timeout(left).map_err(|error| anyhow!("{error}; last: {last}"))?;
-        if satisfies(&line) {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        let (at, line) = lines.recv_timeout(remaining).map_err(|error| anyhow!("{error}; last: {last}"))?;
+        if matches(&line) {
             return Ok((at, line));
         }
         last = line;

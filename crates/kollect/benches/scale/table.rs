@@ -1,4 +1,4 @@
-//! One line per measurement: what, how much, how much it may be, and whether it is.
+//! One line per measurement: its name, the value, the target, and whether the target is met.
 
 use std::fmt;
 
@@ -13,8 +13,8 @@ struct Line {
 }
 
 impl Table {
-    /// A measurement that says something about the machine or explains another one.
-    pub(crate) fn tell(&mut self, what: &str, measured: f64) {
+    /// A measurement without a target: it describes the machine or explains another one.
+    pub(crate) fn report(&mut self, what: &str, measured: f64) {
         self.0.push(Line { what: what.into(), measured, target: None });
     }
 

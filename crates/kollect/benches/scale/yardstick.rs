@@ -1,4 +1,4 @@
-//! The time that the API server and the machine need to read everything in pages, whichever client asks.
+//! The yardstick of the benchmark: how long any client needs at least to read all objects in pages.
 
 use std::time::Instant;
 
@@ -25,13 +25,13 @@ pub(crate) async fn list(client: &Client) -> Result<Listing> {
         anyhow::ensure!(response.status().is_success(), "list Deployments: {}", response.status());
         let page = response.into_body().collect_bytes().await?;
         (pages, bytes) = (pages + 1, bytes + page.len());
-        token = next(&page);
+        token = next_token(&page);
     }
     Ok(Listing { seconds: began.elapsed().as_secs_f64(), pages, bytes })
 }
 
 /// The token of the next page. It is near the beginning, and it needs no escapes.
-fn next(page: &[u8]) -> Option<String> {
+fn next_token(page: &[u8]) -> Option<String> {
     let head = page.get(..2000).unwrap_or(page);
     let head = head.get(..memmem::find(head, br#""items":"#)?)?;
     let (_, rest) = std::str::from_utf8(head).ok()?.split_once(r#""continue":""#)?;

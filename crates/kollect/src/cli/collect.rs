@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, anyhow, bail};
 use kollect_engine::{
-    collect::{Target, rest},
+    collect::{Target, visibility_outside},
     export::{Binding, Outcome, RowFilter, export},
     select::Namespaces,
     store::{Snapshot, StoreReader, Visibility},
@@ -28,13 +28,13 @@ use kollect_sinks::Sinks;
 use tokio::time;
 
 use super::{
-    deliver::{Bound, Destination, Out, unwritten},
-    input::{BLIND, INTERRUPTED, Input, Problems, finish, refuse, start},
-    manifests::{Inventory, Work},
-    print::{self, Output, printed},
+    common_args::{BLIND, CommonArgs, INTERRUPTED, Problems, finish, refuse, start},
+    deliver::{BoundInventory, OutSink, RunDestination, unwritten},
+    manifests::{RequestedRun, RunInventory},
+    print::{self, OutputFormat, printed},
     progress,
 };
-use crate::{error_chain::told_once, files::FileSource, signals::asked_to_stop};
+use crate::{error_chain::chain_text, files::FileSource, signals::stop_signal};
 
 /// Arguments of `kollect collect`.
 #[derive(clap::Args)]
@@ -44,47 +44,47 @@ use crate::{error_chain::told_once, files::FileSource, signals::asked_to_stop};
         3 something could not be seen and everything else was collected; 130 stopped by Ctrl-C;\n\
         141 the reader of the output has gone away, such as head."
 )]
-pub(crate) struct Args {
+pub(crate) struct CollectArgs {
     #[command(flatten)]
-    input: Input,
+    input: CommonArgs,
     /// Read objects from YAML or JSON files instead of a cluster; - is the standard input.
     #[arg(long, value_name = "FILE|DIR|-", num_args = 1.., conflicts_with_all = ["context", "kubeconfig"])]
     from: Vec<PathBuf>,
     /// Print the rows and write to no sink.
     #[arg(short = 'o', long, value_name = "FORMAT")]
-    output: Option<Output>,
+    output: Option<OutputFormat>,
     #[command(flatten)]
-    out: Out,
+    out: OutSink,
     /// Seconds that a running write gets to finish after Ctrl-C.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     shutdown_grace_period: u64,
 }
 
 /// `kollect collect`
-pub(crate) fn run(args: Args) -> ExitCode {
-    match Run::prepare(args) {
+pub(crate) fn run(args: CollectArgs) -> ExitCode {
+    match CollectRun::prepare(args) {
         Ok(run) => finish(run.run()),
         Err(problems) => refuse(&problems),
     }
 }
 
 /// What a run has collected.
-struct Seen {
+struct CollectedRows {
     rows: StoreReader,
-    rest: Visibility,
+    outside: Visibility,
     namespaces: Option<Arc<Namespaces>>,
 }
 
-struct Run {
-    args: Args,
+struct CollectRun {
+    args: CollectArgs,
     targets: Vec<Arc<Target>>,
-    inventories: Vec<Bound>,
+    inventories: Vec<BoundInventory>,
 }
 
-impl Run {
+impl CollectRun {
     /// Checks everything that can be checked before objects are read.
-    fn prepare(args: Args) -> Result<Self, Vec<String>> {
-        let (Work { targets, inventories, .. }, mut problems) = args.input.load();
+    fn prepare(args: CollectArgs) -> Result<Self, Vec<String>> {
+        let (RequestedRun { targets, inventories, .. }, mut problems) = args.input.load();
         if !args.from.is_empty() {
             let selectors = targets.iter().flat_map(|target| target.selection.field_selectors());
             let refuse = |selector: &str| {
@@ -120,61 +120,64 @@ impl Run {
             }
         };
         let settings = self.args.input.settings(false);
-        let rest = rest(&*source, &settings);
+        let outside = visibility_outside(&*source, &settings);
         let problems = Problems::of(&self.targets);
         let (collector, rows) = start(source, settings, &self.targets, &problems);
         tokio::select! {
-            () = progress::during(collector.coverage(), rows.settled()) => {}
-            () = asked_to_stop() => {
+            () = progress::during(collector.coverage(), rows.wait_until_seen()) => {}
+            () = stop_signal() => {
                 eprintln!("stopped; nothing was written");
                 return Ok(ExitCode::from(INTERRUPTED));
             }
         }
-        let seen = Seen { namespaces: collector.namespaces().borrow().clone(), rows, rest };
+        let collected = CollectedRows { namespaces: collector.namespaces().borrow().clone(), rows, outside };
         drop(collector);
-        let blind = problems.tell();
-        let done = if blind { ExitCode::from(BLIND) } else { ExitCode::SUCCESS };
+        let blind = problems.print_new();
+        let exit_code = if blind { ExitCode::from(BLIND) } else { ExitCode::SUCCESS };
         if self.inventories.iter().all(|bound| bound.sinks.is_empty()) {
-            self.print(&seen)?;
-            return Ok(done);
+            self.print(&collected)?;
+            return Ok(exit_code);
         }
         let claimant = self.args.out.claimant(owner);
-        let write = self.write(&seen, &claimant);
+        let write = self.write(&collected, &claimant);
         self.stoppable(write).await?;
-        Ok(done)
+        Ok(exit_code)
     }
 
-    /// Lets a running write finish within the grace period when the run is asked to stop.
+    /// Lets a running write finish within the grace period after a stop signal.
     async fn stoppable(&self, write: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
         let mut write = std::pin::pin!(write);
         tokio::select! {
-            done = &mut write => return done,
-            () = asked_to_stop() => {}
+            result = &mut write => return result,
+            () = stop_signal() => {}
         }
         let seconds = self.args.shutdown_grace_period;
         eprintln!("stopping: the running write has {seconds} s to finish");
         match time::timeout(Duration::from_secs(seconds), write).await {
-            Ok(done) => done,
+            Ok(result) => result,
             Err(_) => bail!("stopped before the write was done"),
         }
     }
 
     /// The rows of an inventory, and how they were chosen among the rows of its targets.
-    fn snapshot(seen: &Seen, inventory: &Inventory) -> anyhow::Result<(Snapshot, RowFilter)> {
-        let snapshot = seen.rows.snapshot(&inventory.targets, seen.rest.clone());
+    fn snapshot(
+        collected: &CollectedRows,
+        inventory: &RunInventory,
+    ) -> anyhow::Result<(Snapshot, RowFilter)> {
+        let snapshot = collected.rows.snapshot(&inventory.targets, collected.outside.clone());
         let mut snapshot = snapshot.context("a kind was not listed to its end")?;
-        let row_filter = inventory.rows.among(seen.namespaces.as_deref()).with_context(|| {
+        let row_filter = inventory.rows.among(collected.namespaces.as_deref()).with_context(|| {
             format!("inventory {}: spec.namespaceSelector needs namespaces to be listed", inventory.name)
         })?;
         row_filter.apply(&mut snapshot);
         Ok((snapshot, row_filter))
     }
 
-    fn print(&self, seen: &Seen) -> anyhow::Result<()> {
+    fn print(&self, collected: &CollectedRows) -> anyhow::Result<()> {
         let mut all: Vec<Arc<Row>> = Vec::new();
         let mut keys = BTreeSet::new();
-        for Bound { inventory, .. } in &self.inventories {
-            let (snapshot, _) = Self::snapshot(seen, inventory)?;
+        for BoundInventory { inventory, .. } in &self.inventories {
+            let (snapshot, _) = Self::snapshot(collected, inventory)?;
             all.extend(
                 snapshot.rows.into_iter().filter(|(key, _)| keys.insert(key.clone())).map(|(_, row)| row),
             );
@@ -183,28 +186,29 @@ impl Run {
         if let Some(note) = unwritten(&self.inventories) {
             eprintln!("{note}");
         }
-        let output = self.args.output.unwrap_or(Output::Table);
+        let output = self.args.output.unwrap_or(OutputFormat::Table);
         let mut stdout = io::BufWriter::new(io::stdout().lock());
         let result = print::rows(&mut stdout, &all, output).and_then(|()| stdout.flush());
         printed(result, "print the rows")?;
-        if output == Output::Table && all.is_empty() {
+        if output == OutputFormat::Table && all.is_empty() {
             eprintln!("no rows: nothing matches the targets");
         }
         Ok(())
     }
 
     /// Writes to all sinks at the same time; one that fails or is slow does not affect the others.
-    async fn write(&self, seen: &Seen, claimant: &Claimant) -> anyhow::Result<()> {
+    async fn write(&self, collected: &CollectedRows, claimant: &Claimant) -> anyhow::Result<()> {
         let opener = Sinks::default();
         let mut writes = Vec::new();
-        for Bound { inventory, sinks } in &self.inventories {
+        for BoundInventory { inventory, sinks } in &self.inventories {
             if sinks.is_empty() {
                 eprintln!("note: inventory {} has no sink and was not written", inventory.name);
             }
-            let (snapshot, row_filter) = Self::snapshot(seen, inventory)?;
+            let (snapshot, row_filter) = Self::snapshot(collected, inventory)?;
             let snapshot = Arc::new(snapshot);
             writes.extend(sinks.iter().map(|sink| {
-                let binding = sink.binding(inventory, row_filter.clone(), &seen.rest, claimant, &opener);
+                let binding =
+                    sink.binding(inventory, row_filter.clone(), &collected.outside, claimant, &opener);
                 deliver(sink, binding, snapshot.clone())
             }));
         }
@@ -214,7 +218,8 @@ impl Run {
         let mut changed = Vec::new();
         let mut failed = 0;
         for written in futures::future::join_all(writes).await {
-            let Written { to: Destination { id, name, .. }, snapshot, outcome, took } = written;
+            let WrittenInventory { destination: RunDestination { id, name, .. }, snapshot, outcome, took } =
+                written;
             match outcome {
                 Ok(outcome) => {
                     for warning in &outcome.receipt.warnings {
@@ -229,20 +234,20 @@ impl Run {
                     lines.push(summary(id, name, &snapshot, &outcome, time));
                 }
                 Err(error) => {
-                    eprintln!("error: inventory {id}, sink {name}: {}", told_once(&error));
+                    eprintln!("error: inventory {id}, sink {name}: {}", chain_text(&error));
                     failed += 1;
                 }
             }
         }
         // Printed last: a closed standard output must not stop a write.
-        let told = tell(&changed, &lines);
+        let printed_results = print_results(&changed, &lines);
         let total: usize = self.inventories.iter().map(|bound| bound.sinks.len()).sum();
-        if failed > 0 { Err(anyhow!("{failed} of {total} writes failed")) } else { told }
+        if failed > 0 { Err(anyhow!("{failed} of {total} writes failed")) } else { printed_results }
     }
 }
 
 /// Prints what changed and a line for each sink, below the line of headers.
-fn tell(changed: &[String], lines: &[Vec<String>]) -> anyhow::Result<()> {
+fn print_results(changed: &[String], lines: &[Vec<String>]) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     let result = changed.iter().try_for_each(|line| writeln!(stdout, "{line}"));
     printed(result, "print the changes")?;
@@ -252,20 +257,24 @@ fn tell(changed: &[String], lines: &[Vec<String>]) -> anyhow::Result<()> {
     printed(stdout.flush(), "print the summary")
 }
 
-struct Written<'a> {
-    to: &'a Destination,
+struct WrittenInventory<'a> {
+    destination: &'a RunDestination,
     snapshot: Arc<Snapshot>,
     outcome: Result<Outcome, SinkError>,
     took: Duration,
 }
 
 /// Brings one sink up to date, and prints a line from time to time if that takes long.
-async fn deliver(to: &Destination, binding: Binding, snapshot: Arc<Snapshot>) -> Written<'_> {
+async fn deliver(
+    destination: &RunDestination,
+    binding: Binding,
+    snapshot: Arc<Snapshot>,
+) -> WrittenInventory<'_> {
     let began = time::Instant::now();
     let write = export(&binding, &snapshot);
-    let name = format!("{} → {}", to.id, to.name);
+    let name = format!("{} → {}", destination.id, destination.name);
     let outcome = progress::waiting(&name, &format!("writing {} rows", snapshot.rows.len()), write).await;
-    Written { to, outcome, took: began.elapsed(), snapshot }
+    WrittenInventory { destination, outcome, took: began.elapsed(), snapshot }
 }
 
 /// The order in which people look for rows: by target, then by name.
@@ -282,11 +291,11 @@ fn changes(outcome: &Outcome, snapshot: &Snapshot) -> Vec<String> {
     if delta.added.len() == snapshot.rows.len() && delta.removed.is_empty() {
         return Vec::new();
     }
-    let place = |row: &Row| format!("{} {}/{}", row.key.kind, row.key.namespace, row.name);
-    let added = delta.added.iter().map(|row| format!("+ {}", place(row)));
-    let changed = delta.changed.iter().map(|row| format!("~ {}", place(&row.after)));
-    let removed = delta.removed.iter().map(|gone| {
-        let key = &gone.key;
+    let row_name = |row: &Row| format!("{} {}/{}", row.key.kind, row.key.namespace, row.name);
+    let added = delta.added.iter().map(|row| format!("+ {}", row_name(row)));
+    let changed = delta.changed.iter().map(|row| format!("~ {}", row_name(&row.after)));
+    let removed = delta.removed.iter().map(|row| {
+        let key = &row.key;
         format!("- {} {}/{}", key.kind, key.namespace, key.uid)
     });
     let total = delta.len();

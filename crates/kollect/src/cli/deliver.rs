@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use anyhow::Context;
 use async_trait::async_trait;
 use kollect_engine::{
-    deliver::{Deliveries, Wanted},
-    export::{Binding, BindingEvent, Open, RowFilter},
+    deliver::{Deliveries, WantedBinding},
+    export::{Binding, BindingEvent, OpenSink, RowFilter},
     schedule::{Cadence, Intervals},
     select::Namespaces,
     store::{StoreReader, Visibility},
@@ -15,17 +15,17 @@ use kollect_engine::{
 use kollect_model::{
     batch::{Delta, InventoryId, PART_BYTES, Receipt},
     binding::{BindingName, SinkName},
-    claim::{Claimant, TakeOver, Writer},
+    claim::{Claimant, TakeOver, WriterProgram},
     sink::{Sink, SinkError},
 };
-use kollect_sinks::{Plan, Policy, Sinks, destination_name, plan_out};
+use kollect_sinks::{Plan, SinkPolicy, Sinks, destination_name, plan_out};
 
-use super::manifests::{BoundSink, Inventory};
-use crate::error_chain::told_once;
+use super::manifests::{RunInventory, RunSink};
+use crate::error_chain::chain_text;
 
 /// A sink on the command line.
 #[derive(clap::Args)]
-pub(crate) struct Out {
+pub(crate) struct OutSink {
     // What this build can write to is part of the help.
     #[arg(long = "out", id = "out", value_name = "DESTINATION", conflicts_with = "output", help = out_help())]
     destination: Option<String>,
@@ -42,12 +42,12 @@ fn out_help() -> String {
 }
 
 /// An inventory and where this run writes it.
-pub(crate) struct Bound {
-    pub(crate) inventory: Inventory,
-    pub(crate) sinks: Vec<Destination>,
+pub(crate) struct BoundInventory {
+    pub(crate) inventory: RunInventory,
+    pub(crate) sinks: Vec<RunDestination>,
 }
 
-pub(crate) struct Destination {
+pub(crate) struct RunDestination {
     pub(crate) name: SinkName,
     /// The inventory, as the sink knows it.
     pub(crate) id: InventoryId,
@@ -56,23 +56,23 @@ pub(crate) struct Destination {
     part_bytes: usize,
 }
 
-impl Destination {
+impl RunDestination {
     /// The inventory and this sink, for the engine.
     pub(crate) fn binding(
         &self,
-        inventory: &Inventory,
+        inventory: &RunInventory,
         row_filter: RowFilter,
-        rest: &Visibility,
+        outside: &Visibility,
         claimant: &Claimant,
         opener: &Sinks,
     ) -> Binding {
-        let sink = Arc::new(Planned { plan: self.plan.clone(), opener: opener.clone() });
-        let destination = self.plan.destination(&Policy::default());
+        let sink = Arc::new(OpenPlanned { plan: self.plan.clone(), opener: opener.clone() });
+        let destination = self.plan.destination(&SinkPolicy::default());
         Binding {
             targets: inventory.targets.clone(),
             cadence: self.cadence,
-            rest: rest.clone(),
-            scope: rest.clone(),
+            outside: outside.clone(),
+            watched: outside.clone(),
             row_filter,
             part_bytes: self.part_bytes,
             ..Binding::new(self.id.clone(), claimant.clone(), destination, sink)
@@ -80,19 +80,19 @@ impl Destination {
     }
 }
 
-impl Out {
+impl OutSink {
     /// How this run claims inventories in sinks; rows from files belong to no cluster.
     pub(crate) fn claimant(&self, cluster: Option<String>) -> Claimant {
         let take_over = if self.take_over { TakeOver::Always } else { TakeOver::Never };
-        Claimant { owner: cluster, writer: Writer::Cli, take_over, ..Claimant::default() }
+        Claimant { owner: cluster, writer: WriterProgram::Cli, take_over, ..Claimant::default() }
     }
 
     /// The sinks of each inventory: none if the run only prints. The error lists all problems.
     pub(crate) fn bind(
         &self,
-        inventories: Vec<Inventory>,
+        inventories: Vec<RunInventory>,
         only_print: bool,
-    ) -> Result<Vec<Bound>, Vec<String>> {
+    ) -> Result<Vec<BoundInventory>, Vec<String>> {
         let plan = |text: &String| match plan_out(text) {
             Ok(plan) => Ok((SinkName::Other(destination_name(text)), plan)),
             Err(problem) => Err(vec![format!("--out {}: {problem}", destination_name(text))]),
@@ -110,21 +110,21 @@ impl Out {
             if let Some((name, plan)) = out.clone() {
                 let cadence = Cadence::of([Intervals::default(); 3], None, Duration::ZERO);
                 let (id, part_bytes) = (id(&self.cluster), PART_BYTES);
-                sinks.push(Destination { name, id, plan, cadence, part_bytes });
+                sinks.push(RunDestination { name, id, plan, cadence, part_bytes });
             } else if !only_print {
                 for sink in &inventory.sinks {
                     let id = id(&sink.cluster);
                     match sink.plan.clone() {
                         Ok(plan) => {
-                            let BoundSink { name, cadence, part_bytes, .. } = sink.clone();
-                            sinks.push(Destination { name, id, plan, cadence, part_bytes });
+                            let RunSink { name, cadence, part_bytes, .. } = sink.clone();
+                            sinks.push(RunDestination { name, id, plan, cadence, part_bytes });
                         }
                         Err(errors) => problems.extend(errors),
                     }
                 }
             }
-            problems.extend(same_places(&inventory, &sinks));
-            bound.push(Bound { inventory, sinks });
+            problems.extend(same_destinations(&inventory, &sinks));
+            bound.push(BoundInventory { inventory, sinks });
         }
         problems.dedup();
         if problems.is_empty() { Ok(bound) } else { Err(problems) }
@@ -132,12 +132,12 @@ impl Out {
 }
 
 /// References of one inventory with the same destination: they would overwrite each other.
-fn same_places(inventory: &Inventory, sinks: &[Destination]) -> Vec<String> {
-    let mut places = BTreeMap::new();
+fn same_destinations(inventory: &RunInventory, sinks: &[RunDestination]) -> Vec<String> {
+    let mut destinations = BTreeMap::new();
     let mut problems = Vec::new();
     for sink in sinks {
         if let Some(first) =
-            places.insert((sink.plan.destination(&Policy::default()), &sink.id.cluster), &sink.name)
+            destinations.insert((sink.plan.destination(&SinkPolicy::default()), &sink.id.cluster), &sink.name)
         {
             let name = &inventory.name;
             problems.push(format!(
@@ -150,7 +150,7 @@ fn same_places(inventory: &Inventory, sinks: &[Destination]) -> Vec<String> {
 }
 
 /// How many sink references of the manifests a run that only prints leaves out.
-pub(crate) fn unwritten(inventories: &[Bound]) -> Option<String> {
+pub(crate) fn unwritten(inventories: &[BoundInventory]) -> Option<String> {
     let count: usize = inventories.iter().map(|bound| bound.inventory.sinks.len()).sum();
     (count > 0)
         .then(|| format!("note: -o prints only; {count} sink reference(s) of the manifests were not written"))
@@ -158,52 +158,52 @@ pub(crate) fn unwritten(inventories: &[Bound]) -> Option<String> {
 
 /// Keeps all sinks up to date, each independently of the others, and prints a line for each write.
 pub(crate) fn follow(
-    inventories: Vec<Bound>,
+    inventories: Vec<BoundInventory>,
     rows: &StoreReader,
     claimant: &Claimant,
-    rest: &Visibility,
+    outside: &Visibility,
     namespaces: Option<&Namespaces>,
     tasks: &Tasks,
 ) -> anyhow::Result<Deliveries> {
-    let mut deliveries = Deliveries::new(rows.clone(), tasks.clone(), Arc::new(|| true), |name, _, told| {
-        if let Some(line) = line(&told) {
+    let mut deliveries = Deliveries::new(rows.clone(), tasks.clone(), Arc::new(|| true), |name, _, event| {
+        if let Some(line) = line(&event) {
             eprintln!("{} → {}: {line}", name.inventory, name.sink);
         }
     });
     let opener = Sinks::default();
     let mut wanted = BTreeMap::new();
-    for Bound { inventory, sinks } in inventories {
+    for BoundInventory { inventory, sinks } in inventories {
         let row_filter = inventory.rows.among(namespaces).with_context(|| {
             format!("inventory {}: spec.namespaceSelector needs namespaces to be listed", inventory.name)
         })?;
         for sink in sinks {
-            let binding = sink.binding(&inventory, row_filter.clone(), rest, claimant, &opener);
+            let binding = sink.binding(&inventory, row_filter.clone(), outside, claimant, &opener);
             let name = BindingName { inventory: (&sink.id).into(), sink: sink.name.clone() };
-            wanted.insert(name, Wanted { binding: Arc::new(binding), suspended: false });
+            wanted.insert(name, WantedBinding { binding: Arc::new(binding), suspended: false });
         }
     }
     drop(deliveries.set(wanted, Vec::new()));
     Ok(deliveries)
 }
 
-/// A sink that is opened as its plan says.
-struct Planned {
+/// A sink that is opened according to its plan.
+struct OpenPlanned {
     plan: Plan,
     opener: Sinks,
 }
 
 #[async_trait]
-impl Open for Planned {
+impl OpenSink for OpenPlanned {
     async fn open(&self) -> Result<Box<dyn Sink>, SinkError> {
-        self.opener.open(&self.plan, &Policy::default()).await
+        self.opener.open(&self.plan, &SinkPolicy::default()).await
     }
 }
 
-fn line(told: &BindingEvent<'_>) -> Option<String> {
-    match told {
+fn line(event: &BindingEvent<'_>) -> Option<String> {
+    match event {
         BindingEvent::Claimed(_) | BindingEvent::Passed | BindingEvent::Waits => None,
         BindingEvent::Late => Some("the sink takes longer than 10 s".to_owned()),
-        BindingEvent::ClaimLost(error) => Some(format!("{}; all is compared", told_once(*error))),
+        BindingEvent::ClaimLost(error) => Some(format!("{}; all is compared", chain_text(*error))),
         BindingEvent::Compared(outcome) if outcome.delta.is_empty() => None,
         BindingEvent::Compared(outcome) => {
             let drift = match outcome.drifted {
@@ -219,10 +219,10 @@ fn line(told: &BindingEvent<'_>) -> Option<String> {
         }
         BindingEvent::Written(delta, receipt) => Some(format!("{}{}", counts(delta), attention(receipt))),
         BindingEvent::Failed { error, pause: None } => {
-            Some(format!("{}; not tried again", told_once(*error)))
+            Some(format!("{}; not tried again", chain_text(*error)))
         }
         BindingEvent::Failed { error, pause: Some(pause) } => {
-            Some(format!("{}; tried again in {} s", told_once(*error), pause.as_secs().max(1)))
+            Some(format!("{}; tried again in {} s", chain_text(*error), pause.as_secs().max(1)))
         }
         BindingEvent::Paused { pause } => {
             Some(format!("the sink keeps failing; tried again in {} s", pause.as_secs().max(1)))
@@ -234,7 +234,7 @@ fn line(told: &BindingEvent<'_>) -> Option<String> {
             Some(format!("{} of {} rows would be removed; held", held.rows, held.held))
         }
         BindingEvent::Cleaned { .. } => Some("cleaned".to_owned()),
-        BindingEvent::NotCleaned { error, .. } => Some(format!("not cleaned: {}", told_once(*error))),
+        BindingEvent::NotCleaned { error, .. } => Some(format!("not cleaned: {}", chain_text(*error))),
     }
 }
 
@@ -248,9 +248,10 @@ fn counts(delta: &Delta) -> String {
 
 /// Rows that the sink refused, and its warnings.
 fn attention(receipt: &Receipt) -> String {
-    let told = |word: &str, texts: Vec<&str>| {
+    let listed = |word: &str, texts: Vec<&str>| {
         if texts.is_empty() { String::new() } else { format!("; {word}: {}", texts.join("; ")) }
     };
     let refused = receipt.refused.iter().map(|refusal| &*refusal.why).collect();
-    told("refused", refused) + &told("warning", receipt.warnings.iter().map(|warning| &**warning).collect())
+    listed("refused", refused)
+        + &listed("warning", receipt.warnings.iter().map(|warning| &**warning).collect())
 }

@@ -1,11 +1,11 @@
 //! Loads Kollect manifests from files and finds everything that is wrong with them.
 //!
 //! Nothing is collected unless all manifests are valid. Schema and names are checked here, references between objects
-//! in [`crate::resolve`], and what a run of the command line needs in [`work`].
+//! in [`crate::resolve`], and what a run of the command line needs in [`requested_run`].
 
 mod readable;
+mod requested_run;
 mod secrets;
-mod work;
 
 use std::{
     collections::BTreeMap,
@@ -31,18 +31,18 @@ use serde_json::Value;
 
 use crate::{
     documents,
-    resolve::{Compiled, Family, Name, ObjectSet, OperatorPolicy, RowsWanted, Secret},
+    resolve::{CompiledObjects, Family, ObjectName, ObjectSet, OperatorPolicy, RowsWanted, Secret},
     schema,
 };
 
 /// The file of a manifest, and its document in the file.
 #[derive(Clone, Debug)]
-struct Place {
+struct ManifestPosition {
     file: PathBuf,
     document: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ManifestPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: document {}", self.file.display(), self.document)
     }
@@ -50,7 +50,7 @@ impl fmt::Display for Place {
 
 /// A sink that an inventory is bound to.
 #[derive(Clone, Debug)]
-pub(crate) struct BoundSink {
+pub(crate) struct RunSink {
     pub(crate) name: SinkName,
     /// Name of the cluster in the sink.
     pub(crate) cluster: String,
@@ -63,7 +63,7 @@ pub(crate) struct BoundSink {
 }
 
 /// A set of targets whose rows belong together, and where they go.
-pub(crate) struct Inventory {
+pub(crate) struct RunInventory {
     /// `None` for cluster inventories.
     pub(crate) namespace: Option<String>,
     pub(crate) name: String,
@@ -71,21 +71,21 @@ pub(crate) struct Inventory {
     pub(crate) targets: Vec<TargetId>,
     /// Which of their rows.
     pub(crate) rows: RowsWanted,
-    pub(crate) sinks: Vec<BoundSink>,
+    pub(crate) sinks: Vec<RunSink>,
 }
 
 /// What the manifests ask for.
 #[derive(Default)]
-pub(crate) struct Work {
+pub(crate) struct RequestedRun {
     pub(crate) targets: Vec<Arc<Target>>,
-    pub(crate) inventories: Vec<Inventory>,
+    pub(crate) inventories: Vec<RunInventory>,
     /// Notes for the user: what was left out, and what else is not a problem.
     pub(crate) notes: Vec<String>,
 }
 
 /// Loads manifests. Returns what they ask for, as far as they can be read, and every problem. If there is a problem
-/// the work must not be done: it only helps to find more problems.
-pub(crate) fn load(paths: &[PathBuf], operator_policy: &OperatorPolicy) -> (Work, Vec<String>) {
+/// the run must not be done: it only helps to find more problems.
+pub(crate) fn load(paths: &[PathBuf], operator_policy: &OperatorPolicy) -> (RequestedRun, Vec<String>) {
     let mut manifests = Manifests::default();
     for path in paths {
         match documents::files(path) {
@@ -93,19 +93,19 @@ pub(crate) fn load(paths: &[PathBuf], operator_policy: &OperatorPolicy) -> (Work
             Err(error) => manifests.problems.push(format!("{error:#}")),
         }
     }
-    let resolved = manifests.object_set.resolve(operator_policy, &mut Compiled::default());
-    let work = manifests.work(resolved, operator_policy);
-    (work, manifests.problems)
+    let resolved = manifests.object_set.resolve(operator_policy, &mut CompiledObjects::default());
+    let run = manifests.requested_run(resolved, operator_policy);
+    (run, manifests.problems)
 }
 
 #[derive(Default)]
 struct Manifests {
     object_set: ObjectSet,
-    connection_tests: BTreeMap<Name, KollectConnectionTest>,
-    /// Where each object stands, by kind and name.
-    places: BTreeMap<(String, Name), Place>,
+    connection_tests: BTreeMap<ObjectName, KollectConnectionTest>,
+    /// Where each object is defined, by kind and name.
+    positions: BTreeMap<(String, ObjectName), ManifestPosition>,
     /// Fields that break the schema, by kind and name of their object.
-    wrong: BTreeMap<(String, Name), Vec<String>>,
+    invalid_fields: BTreeMap<(String, ObjectName), Vec<String>>,
     notes: Vec<String>,
     problems: Vec<String>,
 }
@@ -117,39 +117,39 @@ impl Manifests {
             Err(error) => return self.problems.push(format!("{error:#}")),
         };
         for (document, value) in documents::parse(&text) {
-            let place = Place { file: file.to_owned(), document };
+            let position = ManifestPosition { file: file.to_owned(), document };
             match value {
                 Ok(value) => {
-                    documents::unpack(value).into_iter().for_each(|value| self.add(place.clone(), value));
+                    documents::unpack(value).into_iter().for_each(|value| self.add(position.clone(), value));
                 }
-                Err(error) => self.problems.push(format!("{place}: {error}")),
+                Err(error) => self.problems.push(format!("{position}: {error}")),
             }
         }
     }
 
-    fn add(&mut self, place: Place, mut value: Value) {
+    fn add(&mut self, position: ManifestPosition, mut value: Value) {
         let api_version = value["apiVersion"].as_str().unwrap_or_default().to_owned();
         let kind = value["kind"].as_str().unwrap_or_default().to_owned();
         let name = value["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        let who = format!("{place}: {kind} {name}");
+        let label = format!("{position}: {kind} {name}");
         if api_version.is_empty() || kind.is_empty() {
             let problem = "apiVersion and kind are needed: this is not a Kubernetes manifest";
-            return self.problems.push(format!("{place}: {problem}"));
+            return self.problems.push(format!("{position}: {problem}"));
         }
         if (&*api_version, &*kind) == ("v1", "Secret") {
-            return self.add_secret(place, &who, &value);
+            return self.add_secret(position, &label, &value);
         }
         if api_version.split('/').next() != Some(GROUP) {
             return self
                 .notes
-                .push(format!("{place}: {api_version} {kind} is not Kollect's and was ignored"));
+                .push(format!("{position}: {api_version} {kind} is not Kollect's and was ignored"));
         }
         let known = schema::kinds().get(&kind).filter(|_| api_version == format!("{GROUP}/{VERSION}"));
         let Some(known) = known else {
             let names: Vec<_> = schema::kinds().keys().map(String::as_str).collect();
             let problem = format!("is unknown; known in {GROUP}/{VERSION}: {}", names.join(", "));
             let error = SpecError::new("kind", &format!("{api_version} {kind}").into(), problem);
-            return self.problems.push(format!("{place}: {error}"));
+            return self.problems.push(format!("{position}: {error}"));
         };
         if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
             if !known.namespaced {
@@ -162,83 +162,87 @@ impl Manifests {
         if !errors.is_empty() {
             let namespace = value["metadata"]["namespace"].as_str().unwrap_or_default().to_owned();
             let object = (kind, (namespace, name));
-            self.problems.extend(errors.iter().map(|error| format!("{who}: {error}")));
+            self.problems.extend(errors.iter().map(|error| format!("{label}: {error}")));
             let fields: Vec<String> = errors.into_iter().map(|error| error.field).collect();
             let mut attempts = readable::attempts(&value, &fields).into_iter();
-            let kept = attempts.any(|value| self.keep(&object.0, value).is_ok());
+            let inserted = attempts.any(|value| self.insert(&object.0, value).is_ok());
             self.object_set.refused.insert(object.clone());
-            if kept {
-                self.note_place(place, &object.0, &who, object.1.clone());
+            if inserted {
+                self.add_position(position, &object.0, &label, object.1.clone());
             }
-            self.wrong.insert(object, fields);
+            self.invalid_fields.insert(object, fields);
             return;
         }
-        match self.keep(&kind, value) {
-            Ok(name) => self.note_place(place, &kind, &who, name),
-            Err(error) => self.problems.push(format!("{who}: {error}")),
+        match self.insert(&kind, value) {
+            Ok(name) => self.add_position(position, &kind, &label, name),
+            Err(error) => self.problems.push(format!("{label}: {error}")),
         }
     }
 
-    fn note_place(&mut self, place: Place, kind: &str, who: &str, name: Name) {
-        if let Some(first) = self.places.insert((kind.to_owned(), name), place) {
+    fn add_position(&mut self, position: ManifestPosition, kind: &str, label: &str, name: ObjectName) {
+        if let Some(first) = self.positions.insert((kind.to_owned(), name), position) {
             self.problems.push(format!(
-                "{who}: metadata.name: is defined twice, first in {first}: rename one of them"
+                "{label}: metadata.name: is defined twice, first in {first}: rename one of them"
             ));
         }
     }
 
-    fn add_secret(&mut self, place: Place, who: &str, value: &Value) {
+    fn add_secret(&mut self, position: ManifestPosition, label: &str, value: &Value) {
         let text = |field: &str| value["metadata"][field].as_str();
         let name = (text("namespace").unwrap_or("default").into(), text("name").unwrap_or_default().into());
-        self.places.insert(("Secret".into(), name.clone()), place);
+        self.positions.insert(("Secret".into(), name.clone()), position);
         match secrets::contents(value) {
-            Ok(contents) => drop(self.object_set.secrets.insert(name, Secret::ObjectCache(contents.into()))),
+            Ok(contents) => drop(self.object_set.secrets.insert(name, Secret::Contents(contents.into()))),
             Err(errors) => {
                 self.object_set.refused.insert(("Secret".into(), name));
-                self.problems.extend(errors.iter().map(|error| format!("{who}: {error}")));
+                self.problems.extend(errors.iter().map(|error| format!("{label}: {error}")));
             }
         }
     }
 
-    fn keep(&mut self, kind: &str, value: Value) -> Result<Name, serde_json::Error> {
+    fn insert(&mut self, kind: &str, value: Value) -> Result<ObjectName, serde_json::Error> {
         let object_set = &mut self.object_set;
         match kind {
-            "KollectProfile" => keep(value, &mut object_set.profiles, Arc::new),
-            "KollectTarget" => keep(value, &mut object_set.targets, Arc::new),
-            "KollectClusterTarget" => keep(value, &mut object_set.cluster_targets, Arc::new),
-            "KollectInventory" => keep(value, &mut object_set.inventories, Arc::new),
-            "KollectClusterInventory" => keep(value, &mut object_set.cluster_inventories, Arc::new),
-            "KollectScope" => keep(value, &mut object_set.scopes, Arc::new),
-            "KollectClusterScope" => keep(value, &mut object_set.cluster_scopes, Arc::new),
-            "KollectConnectionTest" => keep(value, &mut self.connection_tests, |test| test),
-            "KollectSnapshotSink" => self.keep_sink(Family::Snapshot, value, |sink: KollectSnapshotSink| {
-                SinkSpec::Snapshot(sink.spec)
-            }),
-            "KollectDatabaseSink" => self.keep_sink(Family::Database, value, |sink: KollectDatabaseSink| {
-                SinkSpec::Database(sink.spec)
-            }),
-            _ => self.keep_sink(Family::Event, value, |sink: KollectEventSink| SinkSpec::Event(sink.spec)),
+            "KollectProfile" => insert(value, &mut object_set.profiles, Arc::new),
+            "KollectTarget" => insert(value, &mut object_set.targets, Arc::new),
+            "KollectClusterTarget" => insert(value, &mut object_set.cluster_targets, Arc::new),
+            "KollectInventory" => insert(value, &mut object_set.inventories, Arc::new),
+            "KollectClusterInventory" => insert(value, &mut object_set.cluster_inventories, Arc::new),
+            "KollectScope" => insert(value, &mut object_set.scopes, Arc::new),
+            "KollectClusterScope" => insert(value, &mut object_set.cluster_scopes, Arc::new),
+            "KollectConnectionTest" => insert(value, &mut self.connection_tests, |test| test),
+            "KollectSnapshotSink" => {
+                self.insert_sink(Family::Snapshot, value, |sink: KollectSnapshotSink| {
+                    SinkSpec::Snapshot(sink.spec)
+                })
+            }
+            "KollectDatabaseSink" => {
+                self.insert_sink(Family::Database, value, |sink: KollectDatabaseSink| {
+                    SinkSpec::Database(sink.spec)
+                })
+            }
+            _ => self.insert_sink(Family::Event, value, |sink: KollectEventSink| SinkSpec::Event(sink.spec)),
         }
     }
 
-    fn keep_sink<K: DeserializeOwned + ResourceExt>(
+    fn insert_sink<K: DeserializeOwned + ResourceExt>(
         &mut self,
         family: Family,
         value: Value,
         spec: impl Fn(K) -> SinkSpec,
-    ) -> Result<Name, serde_json::Error> {
+    ) -> Result<ObjectName, serde_json::Error> {
         let mut sinks = BTreeMap::new();
-        let name = keep(value, &mut sinks, |sink| Arc::new(spec(sink)))?;
+        let name = insert(value, &mut sinks, |sink| Arc::new(spec(sink)))?;
         self.object_set.sinks.extend(sinks.into_iter().map(|(name, spec)| ((family, name), spec)));
         Ok(name)
     }
 }
 
-fn keep<K: DeserializeOwned + ResourceExt, T>(
+fn insert<K: DeserializeOwned + ResourceExt, T>(
     value: Value,
-    objects: &mut BTreeMap<Name, T>,
+    objects: &mut BTreeMap<ObjectName, T>,
     part: impl Fn(K) -> T,
-) -> Result<Name, serde_json::Error> {
+) -> Result<ObjectName, serde_json::Error> {
     let object: K = serde_json::from_value(value)?;
     let name = (object.namespace().unwrap_or_default(), object.name_any());
     objects.insert(name.clone(), part(object));

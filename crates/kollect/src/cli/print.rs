@@ -12,32 +12,32 @@ use kollect_model::{row::Row, yaml};
 use serde_json::{Map, Value};
 
 /// Exit code of a run whose reader has gone away: that of a program that the signal SIGPIPE has ended.
-pub(crate) const READER_GONE: u8 = 141;
+pub(crate) const OUTPUT_CLOSED: u8 = 141;
 
 /// The reader of the standard output has ended, such as `head` when it has its lines. That is no error, but
 /// there is nothing left to do.
 #[derive(Debug)]
-pub(crate) struct ReaderGone;
+pub(crate) struct OutputClosed;
 
-impl fmt::Display for ReaderGone {
+impl fmt::Display for OutputClosed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the reader of the output has gone away")
     }
 }
 
-impl std::error::Error for ReaderGone {}
+impl std::error::Error for OutputClosed {}
 
-/// Turns the result of printing to the standard output into an error: [`ReaderGone`] if it was closed.
+/// Turns the result of printing to the standard output into an error: [`OutputClosed`] if it was closed.
 pub(crate) fn printed(result: io::Result<()>, attempt: &'static str) -> anyhow::Result<()> {
     result.map_err(|error| match error.kind() {
-        io::ErrorKind::BrokenPipe => ReaderGone.into(),
+        io::ErrorKind::BrokenPipe => OutputClosed.into(),
         _ => anyhow::Error::new(error).context(attempt),
     })
 }
 
 /// How rows are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Output {
+pub(crate) enum OutputFormat {
     Table,
     Json,
     Ndjson,
@@ -46,22 +46,22 @@ pub(crate) enum Output {
 }
 
 /// Prints the rows.
-pub(crate) fn rows(out: &mut impl Write, rows: &[Arc<Row>], output: Output) -> io::Result<()> {
+pub(crate) fn rows(out: &mut impl Write, rows: &[Arc<Row>], output: OutputFormat) -> io::Result<()> {
     match output {
-        Output::Table => table(out, rows),
-        Output::Json => {
+        OutputFormat::Table => table(out, rows),
+        OutputFormat::Json => {
             serde_json::to_writer_pretty(&mut *out, &rows.iter().map(|row| &**row).collect::<Vec<_>>())?;
             writeln!(out)
         }
-        Output::Ndjson => rows.iter().try_for_each(|row| {
+        OutputFormat::Ndjson => rows.iter().try_for_each(|row| {
             serde_json::to_writer(&mut *out, &**row)?;
             writeln!(out)
         }),
-        Output::Yaml if rows.is_empty() => writeln!(out, "[]"),
-        Output::Yaml => rows
+        OutputFormat::Yaml if rows.is_empty() => writeln!(out, "[]"),
+        OutputFormat::Yaml => rows
             .iter()
             .try_for_each(|row| out.write_all(yaml::list_item(&serde_json::to_string(&**row)?).as_bytes())),
-        Output::Csv => csv(out, rows),
+        OutputFormat::Csv => csv(out, rows),
     }
 }
 

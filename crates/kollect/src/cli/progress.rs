@@ -5,21 +5,22 @@ use std::{
     time::Duration,
 };
 
-use kollect_engine::coverage::{Coverage, Place, State};
+use kollect_engine::coverage::{Coverage, WatchState, WatchedKind};
 use tokio::time::{self, Instant};
 
 /// Work that ends sooner shows no progress.
-const SOON: Duration = Duration::from_millis(500);
+const PROGRESS_DELAY: Duration = Duration::from_millis(500);
 /// How often a new line is written.
 const PERIOD: Duration = Duration::from_secs(5);
-const BAR: u64 = 20;
+const BAR_WIDTH: u64 = 20;
 
 /// Shows progress until the work is done.
 pub(crate) async fn during<T>(coverage: &Coverage, work: impl Future<Output = T>) -> T {
     let mut work = std::pin::pin!(work);
     let terminal = io::stderr().is_terminal();
     let period = if terminal { Duration::from_millis(200) } else { PERIOD };
-    let mut ticks = time::interval_at(Instant::now() + if terminal { SOON } else { PERIOD }, period);
+    let mut ticks =
+        time::interval_at(Instant::now() + if terminal { PROGRESS_DELAY } else { PERIOD }, period);
     loop {
         tokio::select! {
             done = &mut work => {
@@ -37,7 +38,7 @@ pub(crate) async fn during<T>(coverage: &Coverage, work: impl Future<Output = T>
 pub(crate) async fn waiting<T>(name: &str, what: &str, work: impl Future<Output = T>) -> T {
     let mut work = std::pin::pin!(work);
     let began = Instant::now();
-    let mut ticks = time::interval_at(began + SOON * 2, PERIOD);
+    let mut ticks = time::interval_at(began + PROGRESS_DELAY * 2, PERIOD);
     loop {
         tokio::select! {
             done = &mut work => return done,
@@ -59,23 +60,23 @@ fn show(lines: &[String], terminal: bool) {
 
 fn lines(coverage: &Coverage) -> Vec<String> {
     let known = coverage.read();
-    known.iter().filter_map(|(place, known)| line(place, &known.state)).collect()
+    known.iter().filter_map(|(watched, coverage)| line(watched, &coverage.state)).collect()
 }
 
-fn line(place: &Place, state: &State) -> Option<String> {
-    let name = match &place.namespace {
-        Some(namespace) => format!("{} in {namespace}", place.gvk.kind),
-        None => place.gvk.kind.clone(),
+fn line(watched: &WatchedKind, state: &WatchState) -> Option<String> {
+    let name = match &watched.namespace {
+        Some(namespace) => format!("{} in {namespace}", watched.gvk.kind),
+        None => watched.gvk.kind.clone(),
     };
     match state {
-        State::Waiting => Some(format!("{name}: waiting")),
-        State::Listing { seen, total: Some(total) } if *total > 0 => {
-            let full = usize::try_from((seen * BAR / total).min(BAR)).unwrap_or(0);
-            let empty = usize::try_from(BAR).unwrap_or(0) - full;
+        WatchState::Waiting => Some(format!("{name}: waiting")),
+        WatchState::Listing { seen, total: Some(total) } if *total > 0 => {
+            let full = usize::try_from((seen * BAR_WIDTH / total).min(BAR_WIDTH)).unwrap_or(0);
+            let empty = usize::try_from(BAR_WIDTH).unwrap_or(0) - full;
             Some(format!("{name}: {}{} {seen} of {total}", "█".repeat(full), "░".repeat(empty)))
         }
-        State::Listing { seen, .. } => Some(format!("{name}: {seen}")),
-        State::Synced { .. } | State::Absent | State::Blind { .. } => None,
+        WatchState::Listing { seen, .. } => Some(format!("{name}: {seen}")),
+        WatchState::Synced { .. } | WatchState::Absent | WatchState::Blind { .. } => None,
     }
 }
 
@@ -88,12 +89,12 @@ mod tests {
     #[test]
     fn a_list_shows_how_far_it_is() {
         let gvk = Gvk { group: "apps".into(), version: "v1".into(), kind: "Deployment".into() };
-        let place = Place { gvk, namespace: Some("shop".into()), field_selector: None };
-        let half = State::Listing { seen: 500, total: Some(1000) };
-        assert_eq!(line(&place, &half).unwrap(), "Deployment in shop: ██████████░░░░░░░░░░ 500 of 1000");
-        let unknown = State::Listing { seen: 7, total: None };
-        assert_eq!(line(&place, &unknown).unwrap(), "Deployment in shop: 7");
-        let over = State::Listing { seen: 1200, total: Some(1000) };
-        assert!(line(&place, &over).unwrap().contains("████████████████████ 1200"));
+        let watched = WatchedKind { gvk, namespace: Some("shop".into()), field_selector: None };
+        let half = WatchState::Listing { seen: 500, total: Some(1000) };
+        assert_eq!(line(&watched, &half).unwrap(), "Deployment in shop: ██████████░░░░░░░░░░ 500 of 1000");
+        let unknown = WatchState::Listing { seen: 7, total: None };
+        assert_eq!(line(&watched, &unknown).unwrap(), "Deployment in shop: 7");
+        let over = WatchState::Listing { seen: 1200, total: Some(1000) };
+        assert!(line(&watched, &over).unwrap().contains("████████████████████ 1200"));
     }
 }

@@ -1,4 +1,4 @@
-//! `kollect reconcile`: asks the operator to look at an object now, and waits for what comes of it.
+//! `kollect reconcile`: asks the operator to reconcile an object now, and waits for the result.
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -12,17 +12,17 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::time::{self, Instant};
 
-use super::input::finish;
+use super::common_args::finish;
 use crate::{
-    cluster::{self, plain},
+    cluster::{self, innermost_cause},
     operator::{LEASE, api},
     resolve::REQUESTED_AT,
 };
 
-/// How often the status is looked at.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// How often the status is read.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Kinds that can be asked for, and what is done then.
+/// Kinds that can be reconciled on request, and what is done then.
 const KINDS: [(&str, &str); 7] = [
     ("KollectInventory", "its sinks are compared"),
     ("KollectClusterInventory", "its sinks are compared"),
@@ -39,7 +39,7 @@ const KINDS: [(&str, &str); 7] = [
     after_help = "It sets the annotation kollect.dev/requestedAt, and waits until status.lastHandledRequestedAt has \
         its value and\nthe object is Ready. Exit codes: 0 Ready, 1 not Ready or not handled in time."
 )]
-pub(crate) struct Args {
+pub(crate) struct ReconcileArgs {
     /// What to reconcile: inventory/NAME, target/NAME, databasesink/NAME, or any name of a kind that kubectl knows.
     #[arg(value_name = "KIND/NAME")]
     object: String,
@@ -58,41 +58,41 @@ pub(crate) struct Args {
 }
 
 fn namespace_name(text: &str) -> Result<String, String> {
-    let known = is_namespace_name(text).then(|| text.to_owned());
-    known.ok_or_else(|| "must be the name of a namespace: lower-case letters, digits and -".into())
+    let valid = is_namespace_name(text).then(|| text.to_owned());
+    valid.ok_or_else(|| "must be the name of a namespace: lower-case letters, digits and -".into())
 }
 
 /// `kollect reconcile`
-pub(crate) fn run(args: &Args) -> ExitCode {
+pub(crate) fn run(args: &ReconcileArgs) -> ExitCode {
     finish(reconcile(args))
 }
 
 /// The kind and the name of `KIND/NAME`, and whether the kind is in namespaces.
 fn parse(text: &str) -> anyhow::Result<(&'static str, &'static str, &str, bool)> {
     let known = KINDS.map(|(kind, _)| kind.trim_start_matches("Kollect").to_lowercase()).join(", ");
-    let Some((asked, name)) =
+    let Some((requested, name)) =
         text.split_once('/').filter(|(kind, name)| !kind.is_empty() && !name.is_empty())
     else {
         bail!("{text:?} must be KIND/NAME, such as inventory/all; kinds: {known}");
     };
-    let asked = asked.to_lowercase();
-    let is_asked = |names: &Value| {
+    let requested = requested.to_lowercase();
+    let is_requested = |names: &Value| {
         let short = names["shortNames"].as_array().into_iter().flatten();
         let all = [&names["plural"], &names["singular"]].into_iter().chain(short).filter_map(Value::as_str);
         let all: Vec<String> = all.map(ToOwned::to_owned).collect();
-        all.iter().any(|name| *name == asked || name.trim_start_matches("kollect") == asked)
+        all.iter().any(|name| *name == requested || name.trim_start_matches("kollect") == requested)
     };
     let definitions = crd::all();
-    let found = definitions.iter().find(|definition| is_asked(&definition["spec"]["names"]));
+    let found = definitions.iter().find(|definition| is_requested(&definition["spec"]["names"]));
     let kind = found.and_then(|definition| definition["spec"]["names"]["kind"].as_str());
     let Some((kind, effect)) = KINDS.into_iter().find(|(known, _)| Some(*known) == kind) else {
-        bail!("{asked:?} is not a kind that can be reconciled; kinds: {known}");
+        bail!("{requested:?} is not a kind that can be reconciled; kinds: {known}");
     };
     let namespaced = found.is_some_and(|definition| definition["spec"]["scope"] == "Namespaced");
     Ok((kind, effect, name, namespaced))
 }
 
-async fn reconcile(args: &Args) -> anyhow::Result<ExitCode> {
+async fn reconcile(args: &ReconcileArgs) -> anyhow::Result<ExitCode> {
     let (kind, effect, name, namespaced) = parse(&args.object)?;
     let client = cluster::client(args.kubeconfig.as_deref(), args.context.as_deref()).await?;
     let namespace = match (namespaced, &args.namespace) {
@@ -100,43 +100,46 @@ async fn reconcile(args: &Args) -> anyhow::Result<ExitCode> {
         (true, Some(namespace)) => namespace.clone(),
         (true, None) => client.default_namespace().to_owned(),
     };
-    let place = if namespaced { format!(" in namespace {namespace}") } else { String::new() };
+    let in_namespace = if namespaced { format!(" in namespace {namespace}") } else { String::new() };
     let requested = clock::timestamp().to_string();
     let patch = json!({ "metadata": { "annotations": { REQUESTED_AT: requested } } });
     let objects = api(&client, kind, &namespace);
     objects
         .patch(name, &PatchParams::default(), &Patch::Merge(patch))
         .await
-        .map_err(plain)
-        .with_context(|| format!("annotate {kind} {name}{place}"))?;
-    eprintln!("requested: {kind} {name}{place}: {effect}");
-    let until = Instant::now() + Duration::from_secs(args.timeout);
-    let mut told = String::new();
+        .map_err(innermost_cause)
+        .with_context(|| format!("annotate {kind} {name}{in_namespace}"))?;
+    eprintln!("requested: {kind} {name}{in_namespace}: {effect}");
+    let deadline = Instant::now() + Duration::from_secs(args.timeout);
+    let mut printed_message = String::new();
     loop {
-        let object =
-            objects.get(name).await.map_err(plain).with_context(|| format!("get {kind} {name}{place}"))?;
-        let progress = Progress::of(&object, &requested);
+        let object = objects
+            .get(name)
+            .await
+            .map_err(innermost_cause)
+            .with_context(|| format!("get {kind} {name}{in_namespace}"))?;
+        let progress = ReconcileProgress::of(&object, &requested);
         if progress.is_handled && !progress.is_reconciling {
-            let line = format!("{kind} {name}{place}: {}", progress.message);
+            let line = format!("{kind} {name}{in_namespace}: {}", progress.message);
             if progress.is_ready {
                 println!("Ready: {line}");
                 return Ok(ExitCode::SUCCESS);
             }
             bail!("not Ready: {line}");
         }
-        if progress.message != told {
+        if progress.message != printed_message {
             eprintln!("waiting: {}", progress.message);
-            told = progress.message;
+            printed_message = progress.message;
         }
-        if Instant::now() >= until {
-            return Err(late(&client, args.timeout, progress.is_handled).await);
+        if Instant::now() >= deadline {
+            return Err(timeout_error(&client, args.timeout, progress.is_handled).await);
         }
-        time::sleep(LOOK_AGAIN).await;
+        time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// What the status of an object says.
-struct Progress {
+/// How far a request has come, according to the status of the object.
+struct ReconcileProgress {
     /// The request has been dealt with.
     is_handled: bool,
     is_reconciling: bool,
@@ -144,7 +147,7 @@ struct Progress {
     message: String,
 }
 
-impl Progress {
+impl ReconcileProgress {
     fn of(object: &DynamicObject, requested: &str) -> Self {
         let status = &object.data["status"];
         let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
@@ -163,7 +166,7 @@ impl Progress {
 }
 
 /// Why the request was not done in time, as far as is known.
-async fn late(client: &Client, seconds: u64, is_handled: bool) -> anyhow::Error {
+async fn timeout_error(client: &Client, seconds: u64, is_handled: bool) -> anyhow::Error {
     let version = client.apiserver_version().await.map(|_| ());
     let why = match (is_handled, version) {
         (true, _) => "it was dealt with, and is still on its way".to_owned(),

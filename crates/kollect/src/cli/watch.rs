@@ -11,29 +11,29 @@ use std::{
 use clap::ValueEnum;
 use kollect_engine::{
     clock,
-    collect::{Collector, Target, rest},
-    coverage::{Coverage, Place, ScopeCoverage, State},
+    collect::{Collector, Target, visibility_outside},
+    coverage::{Coverage, KindCoverage, WatchState, WatchedKind},
     names,
-    store::{Change, Changes, StoreReader, Visibility},
+    store::{Changes, StoreChange, StoreReader, Visibility},
     tasks::{TaskKind, Tasks},
     watch::{BlindReason, Blindness},
 };
 use kollect_model::{
     crd::shapes::Gvk,
-    difference::{Difference, differences, shortened},
+    difference::{AttributeDifference, differences, shortened},
     row::{Row, RowKey, TargetId},
 };
 use serde::Serialize;
 use tokio::time;
 
 use super::{
-    deliver::{self, Bound, Out, unwritten},
-    input::{Input, Problems, finish, refuse, start},
-    manifests::Work,
+    common_args::{CommonArgs, Problems, finish, refuse, start},
+    deliver::{self, BoundInventory, OutSink, unwritten},
+    manifests::RequestedRun,
     print::printed,
     progress,
 };
-use crate::signals::{asked_to_stop, asked_to_stop_again};
+use crate::signals::{second_stop_signal, stop_signal};
 
 /// Arguments of `kollect watch`.
 #[derive(clap::Args)]
@@ -41,21 +41,21 @@ use crate::signals::{asked_to_stop, asked_to_stop_again};
     after_help = "+ is a new row, ~ a changed one, - one that is gone. What cannot be seen is told on standard error,\n\
         and changes nothing. Ctrl-C ends."
 )]
-pub(crate) struct Args {
+pub(crate) struct WatchArgs {
     #[command(flatten)]
-    input: Input,
+    input: CommonArgs,
     /// Print only, in this format, and write to no sink. Default: text, and the sinks of the manifests.
     #[arg(short = 'o', long, value_name = "FORMAT")]
-    output: Option<Output>,
+    output: Option<WatchOutput>,
     #[command(flatten)]
-    out: Out,
+    out: OutSink,
     /// Seconds that running writes get to finish after Ctrl-C.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     shutdown_grace_period: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Output {
+enum WatchOutput {
     /// For people: what changed, from what to what. The rows that exist at first are counted.
     Text,
     /// For programs: one JSON object per change. The rows that exist at first are added, then synced.
@@ -63,8 +63,8 @@ enum Output {
 }
 
 /// `kollect watch`
-pub(crate) fn run(args: &Args) -> ExitCode {
-    let (Work { targets, inventories, .. }, mut problems) = args.input.load();
+pub(crate) fn run(args: &WatchArgs) -> ExitCode {
+    let (RequestedRun { targets, inventories, .. }, mut problems) = args.input.load();
     match args.out.bind(inventories, args.output.is_some()) {
         Ok(inventories) if problems.is_empty() => finish(watch(args, targets, inventories)),
         Ok(_) => refuse(&problems),
@@ -75,7 +75,11 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }
 }
 
-async fn watch(args: &Args, targets: Vec<Arc<Target>>, inventories: Vec<Bound>) -> anyhow::Result<ExitCode> {
+async fn watch(
+    args: &WatchArgs,
+    targets: Vec<Arc<Target>>,
+    inventories: Vec<BoundInventory>,
+) -> anyhow::Result<ExitCode> {
     if let Some(note) = unwritten(&inventories).filter(|_| args.output.is_some()) {
         eprintln!("{note}");
     }
@@ -92,22 +96,26 @@ async fn watch(args: &Args, targets: Vec<Arc<Target>>, inventories: Vec<Bound>) 
     let known = async { namespaces.wait_for(Option::is_some).await.ok().and_then(|known| known.clone()) };
     let known = tokio::select! {
         known = known => known,
-        () = asked_to_stop() => return Ok(ExitCode::SUCCESS),
+        () = stop_signal() => return Ok(ExitCode::SUCCESS),
     };
-    let rest = rest(&*source, &settings);
-    let deliveries = deliver::follow(inventories, &rows, &claimant, &rest, known.as_deref(), &tasks)?;
+    let outside = visibility_outside(&*source, &settings);
+    let deliveries = deliver::follow(inventories, &rows, &claimant, &outside, known.as_deref(), &tasks)?;
     let ids: Vec<TargetId> = targets.iter().map(|target| target.id.clone()).collect();
-    let watch = Watch { output: args.output.unwrap_or(Output::Text), several: ids.len() > 1, problems };
+    let watch = WatchRun {
+        output: args.output.unwrap_or(WatchOutput::Text),
+        several_targets: ids.len() > 1,
+        problems,
+    };
     let ended = tokio::select! {
         result = watch.run(&collector, &rows, &ids, began) => result,
         ended = tasks.core_task_ended() => Err(ended.into()),
-        () = asked_to_stop() => Ok(()),
+        () = stop_signal() => Ok(()),
     };
     // Collection has stopped; running writes may finish.
     drop(collector);
     let grace = Duration::from_secs(args.shutdown_grace_period);
     let aborted = async {
-        asked_to_stop_again().await;
+        second_stop_signal().await;
         tasks.running(&[TaskKind::Binding])
     };
     let stopped = tokio::select! {
@@ -120,14 +128,14 @@ async fn watch(args: &Args, targets: Vec<Arc<Target>>, inventories: Vec<Bound>) 
     ended.map(|()| ExitCode::SUCCESS)
 }
 
-struct Watch {
-    output: Output,
+struct WatchRun {
+    output: WatchOutput,
     /// Whether rows of several targets are printed.
-    several: bool,
+    several_targets: bool,
     problems: Problems,
 }
 
-impl Watch {
+impl WatchRun {
     async fn run(
         &self,
         collector: &Collector,
@@ -136,15 +144,15 @@ impl Watch {
         began: time::Instant,
     ) -> anyhow::Result<()> {
         let coverage = collector.coverage();
-        let mut places = Places::default();
-        progress::during(coverage, rows.settled()).await;
-        places.tell(coverage);
-        self.problems.tell();
+        let mut watched = WatchedKinds::default();
+        progress::during(coverage, rows.wait_until_seen()).await;
+        watched.print_changes(coverage);
+        self.problems.print_new();
         let mut changes = rows.changes(targets);
         let count: usize = targets.iter().map(|target| rows.count(target)).sum();
         let noun = if count == 1 { "row" } else { "rows" };
         eprintln!("watching {count} {noun}, listed in {:.1} s; Ctrl-C ends", began.elapsed().as_secs_f32());
-        if self.output == Output::Ndjson {
+        if self.output == WatchOutput::Ndjson {
             self.print_all(rows, targets, &mut changes)?;
         }
         let mut ticks = time::interval(Duration::from_millis(500));
@@ -152,8 +160,8 @@ impl Watch {
             tokio::select! {
                 changes = changes.next() => self.print(&changes)?,
                 _ = ticks.tick() => {
-                    places.tell(coverage);
-                    self.problems.tell();
+                    watched.print_changes(coverage);
+                    self.problems.print_new();
                 }
             }
         }
@@ -170,19 +178,19 @@ impl Watch {
         changes.rebase(&snapshot);
         let count = snapshot.rows.len();
         for (key, row) in snapshot.rows {
-            self.print(&[Change { key, before: None, after: Some(row), removal: None }])?;
+            self.print(&[StoreChange { key, before: None, after: Some(row), removal: None }])?;
         }
         let mut out = io::stdout().lock();
         let line = writeln!(out, "{{\"op\":\"synced\",\"rows\":{count}}}");
         printed(line.and_then(|()| out.flush()), "print the number of rows")
     }
 
-    fn print(&self, changes: &[Change]) -> anyhow::Result<()> {
+    fn print(&self, changes: &[StoreChange]) -> anyhow::Result<()> {
         let mut out = io::BufWriter::new(io::stdout().lock());
         for change in changes {
             let result = match self.output {
-                Output::Text => writeln!(out, "{}", self.line(change)),
-                Output::Ndjson => serde_json::to_writer(&mut out, &ChangeLine::of(change))
+                WatchOutput::Text => writeln!(out, "{}", self.line(change)),
+                WatchOutput::Ndjson => serde_json::to_writer(&mut out, &ChangeLine::of(change))
                     .map_err(io::Error::from)
                     .and_then(|()| writeln!(out)),
             };
@@ -191,31 +199,32 @@ impl Watch {
         printed(out.flush(), "print the changes")
     }
 
-    fn line(&self, change: &Change) -> String {
-        let Change { key, before, after, .. } = change;
+    fn line(&self, change: &StoreChange) -> String {
+        let StoreChange { key, before, after, .. } = change;
         let sign = match (before, after) {
             (None, _) => '+',
             (Some(_), Some(_)) => '~',
             (Some(_), None) => '-',
         };
         let name = after.as_ref().or(before.as_ref()).map_or("", |row| &row.name);
-        let place = match &*key.namespace {
+        let object_name = match &*key.namespace {
             "" => name.to_owned(),
             namespace => format!("{namespace}/{name}"),
         };
-        let target = if self.several { format!("{} ", key.target) } else { String::new() };
-        let details: Vec<String> = told(before.as_deref(), after.as_deref()).iter().map(text).collect();
-        format!("{sign} {target}{} {place}  {}", key.kind, details.join(", ")).trim_end().to_owned()
+        let target = if self.several_targets { format!("{} ", key.target) } else { String::new() };
+        let details: Vec<String> =
+            differences_of(before.as_deref(), after.as_deref()).iter().map(text).collect();
+        format!("{sign} {target}{} {object_name}  {}", key.kind, details.join(", ")).trim_end().to_owned()
     }
 }
 
 /// The attributes that a new or changed row shows differently than before; none if the row was removed.
-fn told(before: Option<&Row>, after: Option<&Row>) -> Vec<Difference> {
+fn differences_of(before: Option<&Row>, after: Option<&Row>) -> Vec<AttributeDifference> {
     let before = before.map(|row| row.attributes.get());
     after.map(|after| differences(before, after.attributes.get())).unwrap_or_default()
 }
 
-fn text(Difference { name, before, after }: &Difference) -> String {
+fn text(AttributeDifference { name, before, after }: &AttributeDifference) -> String {
     let show = |value: &Option<String>| value.as_deref().map_or("-".into(), shortened);
     match before {
         None => format!("{name}: {}", show(after)),
@@ -227,7 +236,7 @@ fn text(Difference { name, before, after }: &Difference) -> String {
 #[derive(Serialize)]
 struct ChangeLine<'a> {
     op: &'static str,
-    key: Key<'a>,
+    key: ChangeKey<'a>,
     before: Option<&'a Row>,
     after: Option<&'a Row>,
     changed: Vec<String>,
@@ -235,7 +244,7 @@ struct ChangeLine<'a> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Key<'a> {
+struct ChangeKey<'a> {
     target_namespace: Option<&'a str>,
     target_name: &'a str,
     group: &'a str,
@@ -245,7 +254,7 @@ struct Key<'a> {
 }
 
 impl<'a> ChangeLine<'a> {
-    fn of(Change { key, before, after, .. }: &'a Change) -> Self {
+    fn of(StoreChange { key, before, after, .. }: &'a StoreChange) -> Self {
         let op = match (before, after) {
             (None, _) => "added",
             (Some(_), Some(_)) => "changed",
@@ -253,9 +262,9 @@ impl<'a> ChangeLine<'a> {
         };
         let (before, after) = (before.as_deref(), after.as_deref());
         let both = before.is_some() && after.is_some();
-        let changed = if both { told(before, after) } else { Vec::new() };
+        let changed = if both { differences_of(before, after) } else { Vec::new() };
         let RowKey { target, group, kind, namespace, uid } = key;
-        let key = Key {
+        let key = ChangeKey {
             target_namespace: target.namespace.as_deref(),
             target_name: &target.name,
             group,
@@ -263,70 +272,75 @@ impl<'a> ChangeLine<'a> {
             namespace,
             uid,
         };
-        Self { op, key, before, after, changed: changed.into_iter().map(|d| d.name).collect() }
+        Self {
+            op,
+            key,
+            before,
+            after,
+            changed: changed.into_iter().map(|difference| difference.name).collect(),
+        }
     }
 }
 
-/// Why a kind cannot be seen in these places, which have one reason.
-fn blind_line(places: &[(&Place, &ScopeCoverage)]) -> Option<String> {
-    let (first, known) = places.first()?;
-    let State::Blind { blindness, .. } = &known.state else { return None };
+/// Why a kind cannot be seen in these namespaces, all for the same reason.
+fn blind_line(blind: &[(&WatchedKind, &KindCoverage)]) -> Option<String> {
+    let (first, known) = blind.first()?;
+    let WatchState::Blind { blindness, .. } = &known.state else { return None };
     let Blindness { reason, message } = blindness;
-    let what = match (places.len(), reason) {
+    let text = match (blind.len(), reason) {
         (1, _) => message.clone(),
         (all, BlindReason::Forbidden) => {
             let resource = known.resource.as_deref().map_or_else(|| first.gvk.to_string(), str::to_owned);
-            let names = places.iter().filter_map(|(place, _)| place.namespace.as_deref());
+            let names = blind.iter().filter_map(|(watched, _)| watched.namespace.as_deref());
             let names = names::namespaces(names, all);
             format!("list {resource} in {names}: forbidden; grant the verbs list and watch on it")
         }
         (all, _) => format!("{message}; and in {} more places", all - 1),
     };
-    Some(format!("blind: {reason}: {what}; its rows stay as they are"))
+    Some(format!("blind: {reason}: {text}; its rows stay as they are"))
 }
 
-/// The last known state of the places that are watched. Prints what has changed since.
+/// The last known state of everything that is watched. Prints what has changed since.
 #[derive(Default)]
-struct Places(BTreeMap<Place, ScopeCoverage>);
+struct WatchedKinds(BTreeMap<WatchedKind, KindCoverage>);
 
-impl Places {
-    fn tell(&mut self, coverage: &Coverage) {
+impl WatchedKinds {
+    fn print_changes(&mut self, coverage: &Coverage) {
         let now = coverage.read();
-        let mut blind: BTreeMap<(&Gvk, BlindReason), Vec<(&Place, &ScopeCoverage)>> = BTreeMap::new();
-        for (place, known) in &now {
-            let before = self.0.get(place).map(|known| &known.state);
+        let mut blind: BTreeMap<(&Gvk, BlindReason), Vec<(&WatchedKind, &KindCoverage)>> = BTreeMap::new();
+        for (watched, known) in &now {
+            let before = self.0.get(watched).map(|known| &known.state);
             match (&known.state, before) {
-                (State::Blind { .. }, Some(State::Blind { .. })) => {}
-                (State::Blind { blindness, .. }, _) => {
-                    let places = blind.entry((&place.gvk, blindness.reason)).or_default();
-                    places.push((place, known));
+                (WatchState::Blind { .. }, Some(WatchState::Blind { .. })) => {}
+                (WatchState::Blind { blindness, .. }, _) => {
+                    blind.entry((&watched.gvk, blindness.reason)).or_default().push((watched, known));
                 }
-                (State::Absent, Some(State::Blind { .. })) => {
-                    eprintln!("gone: {} is not served any more and has no rows", place.gvk);
+                (WatchState::Absent, Some(WatchState::Blind { .. })) => {
+                    eprintln!("gone: {} is not served any more and has no rows", watched.gvk);
                 }
-                (State::Synced { .. }, Some(State::Blind { since, .. })) => {
+                (WatchState::Synced { .. }, Some(WatchState::Blind { since, .. })) => {
                     let gap = clock::now().duration_since(*since).unwrap_or_default().as_secs();
-                    let place = match &place.namespace {
-                        Some(namespace) => format!("{} in namespace {namespace}", place.gvk),
-                        None => place.gvk.to_string(),
+                    let name = match &watched.namespace {
+                        Some(namespace) => format!("{} in namespace {namespace}", watched.gvk),
+                        None => watched.gvk.to_string(),
                     };
-                    eprintln!("seen again: {place}, after {gap} s");
+                    eprintln!("seen again: {name}, after {gap} s");
                 }
                 _ => {}
             }
         }
-        blind.values().filter_map(|places| blind_line(places)).for_each(|line| eprintln!("{line}"));
-        for (place, known) in &self.0 {
-            // The kind is now watched in other places, such as namespaces instead of the whole cluster.
-            let moved = |(other, known): (&Place, &ScopeCoverage)| {
-                other.gvk == place.gvk && matches!(known.state, State::Synced { .. })
+        blind.values().filter_map(|same_reason| blind_line(same_reason)).for_each(|line| eprintln!("{line}"));
+        for (watched, known) in &self.0 {
+            // The kind is now watched with other queries, such as one for each namespace instead of one for all.
+            let is_synced_elsewhere = |(other, known): (&WatchedKind, &KindCoverage)| {
+                other.gvk == watched.gvk && matches!(known.state, WatchState::Synced { .. })
             };
-            if let State::Blind { since, .. } = known.state
-                && !now.contains_key(place)
-                && now.iter().any(moved)
+            if let WatchState::Blind { since, .. } = known.state
+                && !now.contains_key(watched)
+                && now.iter().any(is_synced_elsewhere)
             {
                 let gap = clock::now().duration_since(since).unwrap_or_default().as_secs();
-                eprintln!("seen again: {}, after {gap} s", place.gvk);
+                eprintln!("seen again: {}, after {gap} s", watched.gvk);
             }
         }
         self.0 = now;
@@ -350,15 +364,16 @@ mod tests {
         Arc::new(Row::new(key, "v1".into(), "cart".into(), to_raw_value(attributes).unwrap().into()))
     }
 
-    fn change(before: Option<Value>, after: Option<Value>) -> Change {
-        let [before, after] = [before, after].map(|row_of| row_of.as_ref().map(row));
+    fn change(before: Option<Value>, after: Option<Value>) -> StoreChange {
+        let [before, after] = [before, after].map(|attributes| attributes.as_ref().map(row));
         let key = before.as_ref().or(after.as_ref()).unwrap().key.clone();
-        Change { key, before, after, removal: None }
+        StoreChange { key, before, after, removal: None }
     }
 
     #[test]
-    fn lines_show_what_was_and_what_is() {
-        let watch = Watch { output: Output::Text, several: false, problems: Problems::of_objects() };
+    fn a_line_shows_the_values_before_and_after() {
+        let watch =
+            WatchRun { output: WatchOutput::Text, several_targets: false, problems: Problems::of_objects() };
         let old = serde_json::json!({ "image": "cart:1", "replicas": 2, "team": null });
         let new = serde_json::json!({ "image": "cart:2", "replicas": 2 });
         let line = |before: Option<&Value>, after: Option<&Value>| {
@@ -373,32 +388,33 @@ mod tests {
     }
 
     #[test]
-    fn programs_get_both_sides_and_the_names_of_what_changed() {
-        let told =
+    fn ndjson_shows_both_rows_and_the_names_of_the_changed_attributes() {
+        let change =
             change(Some(serde_json::json!({ "a": 1, "b": 2 })), Some(serde_json::json!({ "a": 1, "b": 3 })));
-        let told = serde_json::to_value(ChangeLine::of(&told)).unwrap();
-        assert_eq!(told["op"], "changed");
-        assert_eq!(told["changed"], serde_json::json!(["b"]));
-        assert_eq!(told["before"]["attributes"]["b"], 2);
-        assert_eq!(told["after"]["attributes"]["b"], 3);
-        assert_eq!(told["key"]["uid"], "u1");
+        let line = serde_json::to_value(ChangeLine::of(&change)).unwrap();
+        assert_eq!(line["op"], "changed");
+        assert_eq!(line["changed"], serde_json::json!(["b"]));
+        assert_eq!(line["before"]["attributes"]["b"], 2);
+        assert_eq!(line["after"]["attributes"]["b"], 3);
+        assert_eq!(line["key"]["uid"], "u1");
     }
 
     #[test]
-    fn namespaces_of_one_reason_are_one_line() {
-        let places = |reason: BlindReason, count: usize| -> BTreeMap<Place, ScopeCoverage> {
-            let place = |number: usize| {
+    fn namespaces_that_are_blind_for_the_same_reason_share_one_line() {
+        let blind_namespaces = |reason: BlindReason, count: usize| -> BTreeMap<WatchedKind, KindCoverage> {
+            let blind_namespace = |number: usize| {
                 let gvk = Gvk { version: "v1".into(), kind: "Secret".into(), ..Gvk::default() };
                 let namespace = Some(format!("team-{number:02}").into());
                 let blindness = Blindness { reason, message: format!("no {number}") };
-                let state = State::Blind { since: std::time::SystemTime::UNIX_EPOCH, blindness };
+                let state = WatchState::Blind { since: std::time::SystemTime::UNIX_EPOCH, blindness };
                 let known =
-                    ScopeCoverage { state, resource: Some("secrets".into()), gaps: [].into(), repaired: 0 };
-                (Place { gvk, namespace, field_selector: None }, known)
+                    KindCoverage { state, resource: Some("secrets".into()), gaps: [].into(), repaired: 0 };
+                (WatchedKind { gvk, namespace, field_selector: None }, known)
             };
-            (0..count).map(place).collect()
+            (0..count).map(blind_namespace).collect()
         };
-        let line = |reason, count| blind_line(&places(reason, count).iter().collect::<Vec<_>>()).unwrap();
+        let line =
+            |reason, count| blind_line(&blind_namespaces(reason, count).iter().collect::<Vec<_>>()).unwrap();
         assert_eq!(line(BlindReason::Forbidden, 1), "blind: Forbidden: no 0; its rows stay as they are");
         assert_eq!(
             line(BlindReason::Forbidden, 37),

@@ -23,22 +23,22 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::{plain, request::PATIENCE};
+use super::{innermost_cause, request::REQUEST_TIMEOUT};
 use crate::error_chain::LastProblem;
 
 const FORMAT: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 /// Discovery is refreshed at least this often.
-const REFRESH: Duration = Duration::from_mins(3);
+const REFRESH_INTERVAL: Duration = Duration::from_mins(3);
 /// An answer younger than this is not refreshed because a kind is missing.
-const FRESH: Duration = Duration::from_secs(5);
-/// How long a missing kind is remembered after the last query for it. Targets ask for theirs twice a minute.
-const FORGET: Duration = Duration::from_mins(10);
+const FRESH_FOR: Duration = Duration::from_secs(5);
+/// How long a missing kind is remembered after the last query for it. Targets look theirs up twice a minute.
+const FORGET_AFTER: Duration = Duration::from_mins(10);
 /// Changes of definitions within this time cause one refresh.
 const DEBOUNCE: Duration = Duration::from_millis(500);
 
-/// How to ask for the objects of a kind.
+/// How to request the objects of a kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Served {
+pub(super) struct ServedResource {
     pub(super) version: String,
     pub(super) plural: String,
     pub(super) namespaced: bool,
@@ -47,38 +47,38 @@ pub(super) struct Served {
     part_of: Option<String>,
 }
 
-type Kinds = BTreeMap<(String, String), Vec<Served>>;
+type ServedKinds = BTreeMap<(String, String), Vec<ServedResource>>;
 
 #[derive(Default)]
-struct Answer {
-    kinds: Kinds,
+struct DiscoveryAnswer {
+    kinds: ServedKinds,
     /// Groups whose servers did not answer.
     stale: BTreeSet<String>,
-    at: Option<Instant>,
+    received: Option<Instant>,
     /// The last error of a request, so that each is logged once.
     problem: LastProblem,
     /// Whether the last request failed.
     failed: bool,
-    /// Kinds that something asks for and that complete answers do not contain.
-    missing: BTreeMap<(String, String), Missing>,
+    /// Kinds that were looked up and that complete answers do not contain.
+    missing: BTreeMap<(String, String), MissingKind>,
 }
 
-struct Missing {
+struct MissingKind {
     /// When the kind was first found to be missing.
     since: Instant,
-    /// When something last asked for the kind.
-    asked: Instant,
+    /// When the kind was last looked up.
+    looked_up: Instant,
 }
 
 /// What is known about kinds. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Discovery {
     client: Client,
-    answer: Arc<RwLock<Answer>>,
+    answer: Arc<RwLock<DiscoveryAnswer>>,
     /// Held during a request: one at a time.
-    asking: Arc<Mutex<()>>,
+    request_lock: Arc<Mutex<()>>,
     /// A kind that complete answers this far apart do not contain does not exist.
-    certain: Duration,
+    absent_after: Duration,
     pub(super) changes: watch::Sender<u64>,
 }
 
@@ -139,44 +139,44 @@ struct Subresource {
 }
 
 impl Discovery {
-    pub(super) fn new(client: Client, certain: Duration) -> Self {
+    pub(super) fn new(client: Client, absent_after: Duration) -> Self {
         let answer = Arc::default();
-        Self { client, answer, asking: Arc::default(), certain, changes: watch::Sender::default() }
+        Self { client, answer, request_lock: Arc::default(), absent_after, changes: watch::Sender::default() }
     }
 
-    fn read<T>(&self, read: impl FnOnce(&Answer) -> T) -> T {
+    fn read<T>(&self, read: impl FnOnce(&DiscoveryAnswer) -> T) -> T {
         read(&self.answer.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// How to request objects of the kind, or why that is impossible.
-    pub(super) async fn find(&self, gvk: &Gvk) -> Result<Served, Resolution> {
-        let known = self.read(|answer| answer.at.map(|_| answer.find(gvk, self.certain)));
+    pub(super) async fn find(&self, gvk: &Gvk) -> Result<ServedResource, Resolution> {
+        let known = self.read(|answer| answer.received.map(|_| answer.find(gvk, self.absent_after)));
         if let Some(Ok(served)) = known {
             return Ok(served);
         }
-        if self.read(|answer| answer.at.is_none_or(|at| at.elapsed() >= FRESH)) {
+        if self.read(|answer| answer.received.is_none_or(|received| received.elapsed() >= FRESH_FOR)) {
             self.refresh().await.map_err(|error| {
                 let message = format!("ask which kinds the cluster serves: {error:#}");
                 Resolution::Blind(Blindness { reason: BlindReason::Failed, message })
             })?;
         }
         let mut answer = self.answer.write().unwrap_or_else(PoisonError::into_inner);
-        answer.find_or_miss(gvk, self.certain, Instant::now())
+        answer.find_or_record_missing(gvk, self.absent_after, Instant::now())
     }
 
     /// Whether all groups answered the last request; `None`: no request was made yet.
     pub(super) fn is_healthy(&self) -> Option<bool> {
         self.read(|answer| {
-            let asked = answer.at.is_some() || answer.failed;
-            asked.then_some(!answer.failed && answer.stale.is_empty())
+            let requested = answer.received.is_some() || answer.failed;
+            requested.then_some(!answer.failed && answer.stale.is_empty())
         })
     }
 
     async fn refresh(&self) -> anyhow::Result<()> {
-        let asked = self.ask().await;
+        let result = self.fetch().await;
         let mut answer = self.answer.write().unwrap_or_else(PoisonError::into_inner);
-        answer.failed = asked.is_err();
-        match &asked {
+        answer.failed = result.is_err();
+        match &result {
             Ok(()) if answer.problem.is_solved() => info!("the API server tells which kinds it serves again"),
             Ok(()) => {}
             Err(error) => {
@@ -187,24 +187,27 @@ impl Discovery {
             }
         }
         drop(answer);
-        asked
+        result
     }
 
-    async fn ask(&self) -> anyhow::Result<()> {
+    async fn fetch(&self) -> anyhow::Result<()> {
         let began = Instant::now();
-        let _asking = self.asking.lock().await;
+        let _request = self.request_lock.lock().await;
         // Another task has refreshed the answer while this one waited for the lock.
-        if self.read(|answer| answer.at.is_some_and(|at| at >= began)) {
+        if self.read(|answer| answer.received.is_some_and(|received| received >= began)) {
             return Ok(());
         }
-        let mut kinds = Kinds::new();
+        let mut kinds = ServedKinds::new();
         let mut stale = BTreeSet::new();
         for path in ["/api", "/apis"] {
             let request = Request::get(path).header(ACCEPT, FORMAT).body(Vec::new())?;
-            let answer = time::timeout(PATIENCE, self.client.request(request)).await;
-            let asked = || format!("get {path}");
-            let groups: Groups =
-                answer.context("no answer").with_context(asked)?.map_err(plain).with_context(asked)?;
+            let answer = time::timeout(REQUEST_TIMEOUT, self.client.request(request)).await;
+            let request_text = || format!("get {path}");
+            let groups: Groups = answer
+                .context("no answer")
+                .with_context(request_text)?
+                .map_err(innermost_cause)
+                .with_context(request_text)?;
             groups.items.into_iter().for_each(|group| group.add_to(&mut kinds, &mut stale));
         }
         let mut answer = self.answer.write().unwrap_or_else(PoisonError::into_inner);
@@ -226,7 +229,7 @@ impl Discovery {
             definition("apiextensions.k8s.io", "CustomResourceDefinition"),
             definition("apiregistration.k8s.io", "APIService"),
         ];
-        let mut refresh = time::interval(REFRESH);
+        let mut refresh = time::interval(REFRESH_INTERVAL);
         loop {
             let mut streams = Vec::new();
             for query in &definitions {
@@ -242,7 +245,7 @@ impl Discovery {
                     // The periodic refresh is due only every few minutes, so it does not keep changes waiting.
                     biased;
                     _ = refresh.tick() => {
-                        self.refresh_beside(&mut changes, &mut ended).await;
+                        self.refresh_while_polling(&mut changes, &mut ended).await;
                         if ended || changes.is_empty() {
                             break;
                         }
@@ -256,7 +259,7 @@ impl Discovery {
                         while let Some(Some(event)) = changes.next().now_or_never() {
                             ended |= event.is_none();
                         }
-                        self.refresh_beside(&mut changes, &mut ended).await;
+                        self.refresh_while_polling(&mut changes, &mut ended).await;
                     }
                 }
             }
@@ -265,7 +268,7 @@ impl Discovery {
 
     /// Refreshes the answer, and once more if definitions changed meanwhile. A watch that begins may wait for a refresh
     /// too, one at a time, so `changes` must be polled meanwhile. Failures are ignored: the next refresh comes soon.
-    async fn refresh_beside(
+    async fn refresh_while_polling(
         &self,
         changes: &mut (impl Stream<Item = Option<Event>> + Unpin),
         ended: &mut bool,
@@ -276,8 +279,8 @@ impl Discovery {
             loop {
                 tokio::select! {
                     biased;
-                    asked = &mut refreshed => {
-                        drop(asked);
+                    result = &mut refreshed => {
+                        drop(result);
                         break;
                     }
                     Some(event) = changes.next() => {
@@ -291,14 +294,14 @@ impl Discovery {
 }
 
 impl Group {
-    fn add_to(self, kinds: &mut Kinds, stale: &mut BTreeSet<String>) {
+    fn add_to(self, kinds: &mut ServedKinds, stale: &mut BTreeSet<String>) {
         let group = self.metadata.name;
         for Version { name: version, resources, freshness } in self.versions {
             if freshness == "Stale" {
                 stale.insert(group.clone());
             }
             for resource in resources {
-                let served = |part_of| Served {
+                let served = |part_of| ServedResource {
                     version: version.clone(),
                     plural: resource.resource.clone(),
                     namespaced: resource.scope == "Namespaced",
@@ -308,8 +311,8 @@ impl Group {
                 let kind = resource.response_kind.as_ref().map_or("", |kind| &kind.kind);
                 kinds.entry((group.clone(), kind.to_owned())).or_default().push(served(None));
                 for part in resource.subresources.iter().filter_map(|part| part.response_kind.as_ref()) {
-                    let of = if part.group.is_empty() { &group } else { &part.group };
-                    let parts = kinds.entry((of.clone(), part.kind.clone())).or_default();
+                    let part_group = if part.group.is_empty() { &group } else { &part.group };
+                    let parts = kinds.entry((part_group.clone(), part.kind.clone())).or_default();
                     parts.push(served(Some(resource.resource.clone())));
                 }
             }
@@ -317,40 +320,49 @@ impl Group {
     }
 }
 
-impl Answer {
+impl DiscoveryAnswer {
     /// Takes a complete answer. Returns whether it differs from the one before.
-    fn replace(&mut self, kinds: Kinds, stale: BTreeSet<String>, now: Instant) -> bool {
+    fn replace(&mut self, kinds: ServedKinds, stale: BTreeSet<String>, now: Instant) -> bool {
         let changed = self.kinds != kinds || self.stale != stale;
         let known = |name: &(String, String)| kinds.contains_key(name) || stale.contains(&name.0);
-        self.missing.retain(|name, missing| !known(name) && now.duration_since(missing.asked) < FORGET);
-        (self.kinds, self.stale, self.at) = (kinds, stale, Some(now));
+        self.missing
+            .retain(|name, missing| !known(name) && now.duration_since(missing.looked_up) < FORGET_AFTER);
+        (self.kinds, self.stale, self.received) = (kinds, stale, Some(now));
         changed
     }
 
     /// Looks the kind up. If it is missing, remembers that.
-    fn find_or_miss(&mut self, gvk: &Gvk, certain: Duration, now: Instant) -> Result<Served, Resolution> {
-        let found = self.find(gvk, certain);
+    fn find_or_record_missing(
+        &mut self,
+        gvk: &Gvk,
+        absent_after: Duration,
+        now: Instant,
+    ) -> Result<ServedResource, Resolution> {
+        let found = self.find(gvk, absent_after);
         let missing = match &found {
             Err(Resolution::Blind(blindness)) => blindness.reason == BlindReason::NotServed,
             Err(Resolution::Absent) => true,
             _ => false,
         };
-        if let Some(at) = self.at.filter(|_| missing) {
+        if let Some(received) = self.received.filter(|_| missing) {
             let name = (gvk.group.clone(), gvk.kind.clone());
-            self.missing.entry(name).or_insert(Missing { since: at, asked: now }).asked = now;
+            self.missing.entry(name).or_insert(MissingKind { since: received, looked_up: now }).looked_up =
+                now;
         }
         found
     }
 
-    fn find(&self, gvk: &Gvk, certain: Duration) -> Result<Served, Resolution> {
+    fn find(&self, gvk: &Gvk, absent_after: Duration) -> Result<ServedResource, Resolution> {
         let blind = |reason, message| Err(Resolution::Blind(Blindness { reason, message }));
         let name = (gvk.group.clone(), gvk.kind.clone());
         let served = self.kinds.get(&name).map_or(&[][..], |served| served);
-        let whole: Vec<&Served> = served.iter().filter(|served| served.part_of.is_none()).collect();
-        let listable = |served: &&&Served| {
+        let resources: Vec<&ServedResource> =
+            served.iter().filter(|served| served.part_of.is_none()).collect();
+        let listable = |served: &&&ServedResource| {
             ["list", "watch"].iter().all(|verb| served.verbs.iter().any(|known| known == verb))
         };
-        let version: Vec<&Served> = whole.iter().copied().filter(|s| s.version == gvk.version).collect();
+        let version: Vec<&ServedResource> =
+            resources.iter().copied().filter(|served| served.version == gvk.version).collect();
         if let Some(served) = version.iter().find(listable) {
             return Ok((*served).clone());
         }
@@ -359,8 +371,8 @@ impl Answer {
                 format!("{gvk} cannot be collected: the API server offers no list and watch for it");
             return blind(BlindReason::NotListable, message);
         }
-        if !whole.is_empty() {
-            let versions: BTreeSet<&str> = whole.iter().map(|served| &*served.version).collect();
+        if !resources.is_empty() {
+            let versions: BTreeSet<&str> = resources.iter().map(|served| &*served.version).collect();
             let versions = versions.into_iter().collect::<Vec<_>>().join(", ");
             let message = format!(
                 "{gvk} is not served by the cluster: {} is served as {versions}; name one of these versions",
@@ -378,8 +390,8 @@ impl Answer {
             return blind(BlindReason::Failed, message);
         }
         let missing = self.missing.get(&name);
-        if let (Some(Missing { since, .. }), Some(at)) = (missing, self.at)
-            && at.duration_since(*since) >= certain
+        if let (Some(MissingKind { since, .. }), Some(received)) = (missing, self.received)
+            && received.duration_since(*since) >= absent_after
         {
             return Err(Resolution::Absent);
         }
@@ -388,7 +400,7 @@ impl Answer {
     }
 }
 
-impl Served {
+impl ServedResource {
     /// The resource as RBAC messages name it: `deployments.apps`.
     pub(super) fn resource_name(&self, group: &str) -> String {
         match group {

@@ -16,25 +16,25 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time;
 
-use super::{discovery::Served, plain};
+use super::{discovery::ServedResource, innermost_cause};
 
-/// Objects per page: what kubectl asks for.
-pub(super) const PAGE: usize = 500;
+/// Objects per page: what kubectl requests.
+pub(super) const PAGE_SIZE: usize = 500;
 /// How long an API server may take to begin an answer.
-pub(super) const PATIENCE: Duration = Duration::from_mins(1);
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_mins(1);
 /// Longer lines cannot be objects: an API server stores none that large.
 const LONGEST_LINE: usize = 64 << 20;
 
 /// Why a request failed.
 #[derive(Debug)]
-pub(super) struct Refusal {
+pub(super) struct RequestFailure {
     pub(super) status: Option<StatusCode>,
     pub(super) message: String,
     /// Value of the header Retry-After.
     pub(super) retry_after: Option<Duration>,
 }
 
-impl Refusal {
+impl RequestFailure {
     pub(super) fn failed(message: impl Into<String>) -> Self {
         Self { status: None, message: message.into(), retry_after: None }
     }
@@ -61,13 +61,13 @@ impl Refusal {
 /// The fields of a `Status` object that are used here.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Status {
+pub(super) struct ApiStatus {
     pub(super) code: u16,
     pub(super) message: String,
 }
 
 /// One query to one resource.
-pub(super) struct Endpoint {
+pub(super) struct ResourceEndpoint {
     client: Client,
     path: String,
     selectors: String,
@@ -76,8 +76,8 @@ pub(super) struct Endpoint {
     pub(super) name: String,
 }
 
-impl Endpoint {
-    pub(super) fn new(client: Client, served: &Served, query: &Query) -> Result<Self, Blindness> {
+impl ResourceEndpoint {
+    pub(super) fn new(client: Client, served: &ServedResource, query: &Query) -> Result<Self, Blindness> {
         let gvk = &query.gvk;
         let root = if gvk.group.is_empty() { "/api".to_owned() } else { format!("/apis/{}", gvk.group) };
         let mut path = format!("{root}/{}", gvk.version);
@@ -108,19 +108,19 @@ impl Endpoint {
         Ok(Self { client, path, selectors: selectors.finish(), metadata_only: query.metadata_only, name })
     }
 
-    /// What the coverage ledger reports for a refusal.
-    pub(super) fn blindness(&self, verb: &str, refusal: &Refusal) -> Blindness {
-        let reason = refusal.reason();
+    /// What the coverage reports for a failure.
+    pub(super) fn blindness(&self, verb: &str, failure: &RequestFailure) -> Blindness {
+        let reason = failure.reason();
         let name = &self.name;
         let message = match reason {
             BlindReason::Forbidden => format!("{verb} {name}: forbidden; grant the verb {verb} on it"),
-            _ => format!("{verb} {name}: {}", refusal.message),
+            _ => format!("{verb} {name}: {}", failure.message),
         };
         Blindness { reason, message }
     }
 
     /// `metadata` is the kind to request if only metadata is needed.
-    async fn get(&self, parameters: &str, metadata: &str) -> Result<Response<Body>, Refusal> {
+    async fn get(&self, parameters: &str, metadata: &str) -> Result<Response<Body>, RequestFailure> {
         let form =
             if self.metadata_only { format!(";as={metadata};g=meta.k8s.io;v=v1") } else { String::new() };
         let separator = if self.selectors.is_empty() { "" } else { "&" };
@@ -130,52 +130,53 @@ impl Endpoint {
             // A compressed watch is one archive per event, which cannot be decoded as one stream.
             .header(ACCEPT_ENCODING, "identity")
             .body(Body::empty())
-            .map_err(|error| Refusal::failed(error.to_string()))?;
-        let answer = time::timeout(PATIENCE, self.client.send(request));
+            .map_err(|error| RequestFailure::failed(error.to_string()))?;
+        let answer = time::timeout(REQUEST_TIMEOUT, self.client.send(request));
         let response = answer
             .await
-            .map_err(|_| Refusal::failed(format!("no answer for {} s", PATIENCE.as_secs())))?
-            .map_err(|error| Refusal::failed(plain(error).to_string()))?;
-        if response.status().is_success() { Ok(response) } else { Err(refusal(response).await) }
+            .map_err(|_| RequestFailure::failed(format!("no answer for {} s", REQUEST_TIMEOUT.as_secs())))?
+            .map_err(|error| RequestFailure::failed(innermost_cause(error).to_string()))?;
+        if response.status().is_success() { Ok(response) } else { Err(failure_of(response).await) }
     }
 
     /// One page of a list.
-    pub(super) async fn page(&self, continue_token: Option<&str>) -> Result<Page, Refusal> {
-        let mut parameters = format!("limit={PAGE}");
+    pub(super) async fn page(&self, continue_token: Option<&str>) -> Result<ListPage, RequestFailure> {
+        let mut parameters = format!("limit={PAGE_SIZE}");
         if let Some(token) = continue_token {
             parameters
                 .extend(["&continue="].into_iter().chain(form_urlencoded::byte_serialize(token.as_bytes())));
         }
         let response = self.get(&parameters, "PartialObjectMetadataList").await?;
-        let body = time::timeout(PATIENCE, response.into_body().collect_bytes());
-        let body = body.await.map_err(|_| Refusal::failed("the page did not arrive"))?;
-        let body = body.map_err(|error| Refusal::failed(plain(error).to_string()))?;
-        let answer: Answer = serde_json::from_slice(&body)
-            .map_err(|error| Refusal::failed(format!("read the page: {error}")))?;
+        let body = time::timeout(REQUEST_TIMEOUT, response.into_body().collect_bytes());
+        let body = body.await.map_err(|_| RequestFailure::failed("the page did not arrive"))?;
+        let body = body.map_err(|error| RequestFailure::failed(innermost_cause(error).to_string()))?;
+        let answer: ListAnswer = serde_json::from_slice(&body)
+            .map_err(|error| RequestFailure::failed(format!("read the page: {error}")))?;
         if !answer.kind.ends_with("List") {
-            return Err(Refusal::failed(format!("a {:?} instead of a list", answer.kind)));
+            return Err(RequestFailure::failed(format!("a {:?} instead of a list", answer.kind)));
         }
-        Ok(Page { metadata: answer.metadata, items: answer.items.unwrap_or_default() })
+        Ok(ListPage { metadata: answer.metadata, items: answer.items.unwrap_or_default() })
     }
 
     /// The lines of a watch.
     pub(super) async fn watch(
         &self,
         parameters: &str,
-    ) -> Result<impl Stream<Item = Result<Bytes, Refusal>> + Unpin + use<>, Refusal> {
+    ) -> Result<impl Stream<Item = Result<Bytes, RequestFailure>> + Unpin + use<>, RequestFailure> {
         let response = self.get(parameters, "PartialObjectMetadata").await?;
         let chunks = response.into_body().into_data_stream();
-        let chunks = chunks.map_err(|error| Refusal::failed(plain(error).to_string())).boxed();
+        let chunks =
+            chunks.map_err(|error| RequestFailure::failed(innermost_cause(error).to_string())).boxed();
         Ok(Box::pin(futures::stream::try_unfold((chunks, BytesMut::new(), 0), next_line)))
     }
 }
 
-type Chunks = futures::stream::BoxStream<'static, Result<Bytes, Refusal>>;
+type ResponseChunks = futures::stream::BoxStream<'static, Result<Bytes, RequestFailure>>;
 
 /// The next complete line. A line that was cut off at the end is dropped.
 async fn next_line(
-    (mut chunks, mut buffer, mut searched): (Chunks, BytesMut, usize),
-) -> Result<Option<(Bytes, (Chunks, BytesMut, usize))>, Refusal> {
+    (mut chunks, mut buffer, mut searched): (ResponseChunks, BytesMut, usize),
+) -> Result<Option<(Bytes, (ResponseChunks, BytesMut, usize))>, RequestFailure> {
     loop {
         if let Some(end) = memchr::memchr(b'\n', buffer.get(searched..).unwrap_or_default()) {
             let line = buffer.split_to(searched + end + 1).freeze();
@@ -183,7 +184,7 @@ async fn next_line(
         }
         searched = buffer.len();
         if searched > LONGEST_LINE {
-            return Err(Refusal::failed("an event is larger than any object can be"));
+            return Err(RequestFailure::failed("an event is larger than any object can be"));
         }
         match chunks.next().await.transpose()? {
             Some(chunk) => buffer.extend_from_slice(&chunk),
@@ -192,15 +193,15 @@ async fn next_line(
     }
 }
 
-async fn refusal(response: Response<Body>) -> Refusal {
+async fn failure_of(response: Response<Body>) -> RequestFailure {
     let status = response.status();
     let seconds = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-    let body = time::timeout(PATIENCE, response.into_body().collect_bytes()).await;
+    let body = time::timeout(REQUEST_TIMEOUT, response.into_body().collect_bytes()).await;
     let body = body.ok().and_then(Result::ok).unwrap_or_default();
-    let told: Status = serde_json::from_slice(&body).unwrap_or_default();
+    let api_status: ApiStatus = serde_json::from_slice(&body).unwrap_or_default();
     let reason = status.canonical_reason().unwrap_or("no reason given").to_owned();
-    let message = if told.message.is_empty() { reason } else { told.message };
-    Refusal {
+    let message = if api_status.message.is_empty() { reason } else { api_status.message };
+    RequestFailure {
         status: Some(status),
         message: format!("{message} ({})", status.as_u16()),
         retry_after: seconds.map(Duration::from_secs),
@@ -208,16 +209,16 @@ async fn refusal(response: Response<Body>) -> Refusal {
 }
 
 /// One page of a list, with the items as they were sent.
-pub(super) struct Page {
+pub(super) struct ListPage {
     pub(super) metadata: PageMetadata,
     pub(super) items: Vec<Box<RawValue>>,
 }
 
-/// Every field has a default, so another object could look like an empty page: `kind` tells.
+/// Every field has a default, so another object could look like an empty page: `kind` shows the difference.
 #[derive(Deserialize)]
 #[serde(default)]
 #[derive(Default)]
-struct Answer {
+struct ListAnswer {
     kind: String,
     metadata: PageMetadata,
     items: Option<Vec<Box<RawValue>>>,

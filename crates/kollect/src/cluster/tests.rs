@@ -9,11 +9,11 @@ use std::{
 };
 
 use kollect_engine::{
-    collect::{Collector, Problem, Settings, Target},
-    coverage::{ScopeCoverage, State},
-    extract::{CompiledProfile, OptIns, Policy},
+    collect::{CollectProblem, CollectSettings, Collector, Target},
+    coverage::{KindCoverage, WatchState},
+    extract::{CompiledProfile, ExtractPolicy, OptIns},
     select::{Bounds, NamespaceDefaults, Selection},
-    store::{Change, Changes, StoreReader, Visibility, store},
+    store::{Changes, StoreChange, StoreReader, Visibility, store},
     tasks::Tasks,
     watch::BlindReason,
 };
@@ -24,23 +24,23 @@ use kollect_model::{
     },
     row::TargetId,
 };
-use kollect_testbed::{ControlPlane, Past, Proxy, Rule};
+use kollect_testbed::{ControlPlane, Grant, Proxy, RecordedList};
 use serde_json::{Value, json};
 use tokio::time::{self, Instant};
 
-use super::{ClusterSource, Identity, follow::Timing};
+use super::{ClusterIdentity, ClusterSource, follow::WatchLimits};
 
 /// Long enough for a machine that is busy with something else.
-const LIMIT: Duration = Duration::from_secs(40);
+const WAIT_LIMIT: Duration = Duration::from_secs(40);
 
-fn impatient() -> Timing {
-    Timing {
-        pause: Duration::from_millis(100),
+fn short_limits() -> WatchLimits {
+    WatchLimits {
+        first_pause: Duration::from_millis(100),
         longest_pause: Duration::from_secs(1),
-        watch: Duration::from_secs(4),
-        silence: Duration::from_secs(3),
-        certain: Duration::from_secs(1),
-        restored: Duration::from_secs(6),
+        longest_watch: Duration::from_secs(4),
+        longest_silence: Duration::from_secs(3),
+        absent_after: Duration::from_secs(1),
+        restored_after: Duration::from_secs(6),
     }
 }
 
@@ -55,7 +55,7 @@ fn profile(gvk: &Value) -> Arc<CompiledProfile> {
     };
     let spec = json!({ "targetGVK": gvk, "attributes": attributes });
     let spec: KollectProfileSpec = serde_json::from_value(spec).unwrap();
-    Arc::new(CompiledProfile::compile(&spec, &OptIns::default(), &Policy::default()).unwrap())
+    Arc::new(CompiledProfile::compile(&spec, &OptIns::default(), &ExtractPolicy::default()).unwrap())
 }
 
 fn target(name: &str, gvk: &Value, spec: &Value) -> Arc<Target> {
@@ -63,7 +63,7 @@ fn target(name: &str, gvk: &Value, spec: &Value) -> Arc<Target> {
     spec["profileRef"] = "p".into();
     let spec: KollectTargetSpec = serde_json::from_value(spec).unwrap();
     let profile = profile(gvk);
-    let (policy, defaults) = (Policy::default(), NamespaceDefaults::default());
+    let (policy, defaults) = (ExtractPolicy::default(), NamespaceDefaults::default());
     let selection =
         Selection::of_target(&spec, &profile.gvk, &Bounds::default(), &policy, &defaults).unwrap();
     Arc::new(Target::new(id(name), profile, selection))
@@ -74,7 +74,7 @@ fn id(name: &str) -> TargetId {
 }
 
 /// Some namespaces that only one test uses, found by a label.
-fn labelled(plane: &ControlPlane, prefix: &str) -> (String, Value) {
+fn labelled_namespace(plane: &ControlPlane, prefix: &str) -> (String, Value) {
     let namespace = plane.namespace(prefix).unwrap();
     plane.kubectl(&["label", "namespace", &namespace, &format!("test={namespace}")]).unwrap();
     let selector = json!({ "namespaceSelector": { "matchLabels": { "test": namespace } } });
@@ -93,7 +93,7 @@ fn delete(plane: &ControlPlane, namespace: &str, name: &str) {
     plane.kubectl(&["delete", "configmap", name, "-n", namespace]).unwrap();
 }
 
-type Rows = BTreeMap<(String, String), String>;
+type RowsByName = BTreeMap<(String, String), String>;
 
 /// The engine on a live cluster.
 struct Live {
@@ -107,22 +107,22 @@ struct Live {
 
 impl Live {
     async fn start(kubeconfig: &Path, targets: Vec<Arc<Target>>) -> Self {
-        let settings = Settings { review: Duration::from_secs(1), ..Settings::default() };
-        Self::start_with(kubeconfig, targets, settings, impatient()).await
+        let settings = CollectSettings { review: Duration::from_secs(1), ..CollectSettings::default() };
+        Self::start_with(kubeconfig, targets, settings, short_limits()).await
     }
 
     async fn start_with(
         kubeconfig: &Path,
         targets: Vec<Arc<Target>>,
-        settings: Settings,
-        timing: Timing,
+        settings: CollectSettings,
+        limits: WatchLimits,
     ) -> Self {
-        let source = Arc::new(ClusterSource::connect_with(Some(kubeconfig), None, timing).await.unwrap());
+        let source = Arc::new(ClusterSource::connect_with(Some(kubeconfig), None, limits).await.unwrap());
         let kinds = tokio::spawn(source.clone().follow_kinds());
         let (writer, rows) = store();
         let problems: Arc<Mutex<Vec<String>>> = Arc::default();
-        let heard = problems.clone();
-        let report = move |problem: Problem| heard.lock().unwrap().push(format!("{problem:?}"));
+        let recorded = problems.clone();
+        let report = move |problem: CollectProblem| recorded.lock().unwrap().push(format!("{problem:?}"));
         let mut collector = Collector::start(source, writer, settings, Tasks::default(), report);
         collector.set_targets(&targets, &BTreeSet::new());
         let ids: Vec<TargetId> = targets.iter().map(|target| target.id.clone()).collect();
@@ -130,32 +130,32 @@ impl Live {
         Self { collector, rows, targets, changes, problems, _kinds: kinds }
     }
 
-    fn found(rows: &StoreReader, targets: &[Arc<Target>]) -> Option<Rows> {
+    fn found(rows: &StoreReader, targets: &[Arc<Target>]) -> Option<RowsByName> {
         let ids: Vec<TargetId> = targets.iter().map(|target| target.id.clone()).collect();
         let snapshot = rows.snapshot(&ids, Visibility::Everything)?;
         let row = |(key, row): (&kollect_model::row::RowKey, &Arc<kollect_model::row::Row>)| {
-            let place = format!("{}/{}", key.namespace, row.name);
-            ((key.target.name.to_string(), place), row.attributes.get().to_owned())
+            let object_name = format!("{}/{}", key.namespace, row.name);
+            ((key.target.name.to_string(), object_name), row.attributes.get().to_owned())
         };
         Some(snapshot.rows.iter().map(row).collect())
     }
 
     /// What a fresh list gives.
-    async fn oracle(&self, kubeconfig: &Path) -> Rows {
+    async fn fresh_rows(&self, kubeconfig: &Path) -> RowsByName {
         let source = Arc::new(ClusterSource::connect(Some(kubeconfig), None).await.unwrap());
         let (writer, rows) = store();
-        let settings = Settings { follow: false, ..Settings::default() };
+        let settings = CollectSettings { follow: false, ..CollectSettings::default() };
         let mut collector = Collector::start(source, writer, settings, Tasks::default(), |_| {});
         collector.set_targets(&self.targets, &BTreeSet::new());
-        rows.settled().await;
+        rows.wait_until_seen().await;
         Self::found(&rows, &self.targets).unwrap()
     }
 
     /// Waits until the rows are what a fresh list gives.
     async fn catches_up(&self, plane: &ControlPlane) {
-        let deadline = Instant::now() + LIMIT;
+        let deadline = Instant::now() + WAIT_LIMIT;
         loop {
-            let expected = self.oracle(plane.kubeconfig()).await;
+            let expected = self.fresh_rows(plane.kubeconfig()).await;
             let found = Self::found(&self.rows, &self.targets);
             if found.as_ref() == Some(&expected) {
                 return;
@@ -169,23 +169,23 @@ impl Live {
         self.targets.iter().map(|target| self.rows.count(&target.id)).sum()
     }
 
-    fn places(&self, kind: &str) -> Vec<(Option<String>, ScopeCoverage)> {
+    fn coverage_of(&self, kind: &str) -> Vec<(Option<String>, KindCoverage)> {
         let coverage = self.collector.coverage().read();
-        let of_kind = coverage.into_iter().filter(|(place, _)| place.gvk.kind == kind);
-        of_kind.map(|(place, known)| (place.namespace.as_deref().map(Into::into), known)).collect()
+        let of_kind = coverage.into_iter().filter(|(watched, _)| watched.gvk.kind == kind);
+        of_kind.map(|(watched, known)| (watched.namespace.as_deref().map(Into::into), known)).collect()
     }
 
     fn is_blind(&self, kind: &str) -> bool {
-        self.places(kind).iter().any(|(_, known)| matches!(known.state, State::Blind { .. }))
+        self.coverage_of(kind).iter().any(|(_, known)| matches!(known.state, WatchState::Blind { .. }))
     }
 
-    fn removed(&mut self) -> Vec<Change> {
+    fn removed(&mut self) -> Vec<StoreChange> {
         self.changes.take().into_iter().filter(|change| change.after.is_none()).collect()
     }
 }
 
 async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + WAIT_LIMIT;
     while !condition() {
         assert!(Instant::now() < deadline, "{what} never came true");
         time::sleep(Duration::from_millis(50)).await;
@@ -193,9 +193,9 @@ async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dead_api_server_freezes_rows_and_a_restarted_one_thaws_them() {
+async fn rows_are_frozen_while_the_api_server_is_down_and_updated_when_it_is_back() {
     let mut plane = ControlPlane::start().unwrap();
-    let (namespace, selector) = labelled(&plane, "dead");
+    let (namespace, selector) = labelled_namespace(&plane, "dead");
     (0..20).for_each(|number| put(&plane, &namespace, &format!("c{number}"), "1"));
     let mut live = Live::start(plane.kubeconfig(), vec![target("a", &config_maps(), &selector)]).await;
     live.catches_up(&plane).await;
@@ -209,11 +209,11 @@ async fn a_dead_api_server_freezes_rows_and_a_restarted_one_thaws_them() {
     delete(&plane, &namespace, "c0");
     live.catches_up(&plane).await;
     assert!(!live.is_blind("ConfigMap"));
-    let gaps: Vec<_> = live.places("ConfigMap").into_iter().flat_map(|(_, known)| known.gaps).collect();
+    let gaps: Vec<_> = live.coverage_of("ConfigMap").into_iter().flat_map(|(_, known)| known.gaps).collect();
     assert_eq!(gaps.len(), 1, "{gaps:?}");
     assert_eq!(gaps[0].blindness.reason, BlindReason::Failed);
     let removed: Vec<String> =
-        live.removed().iter().map(|c| c.before.as_ref().unwrap().name.to_string()).collect();
+        live.removed().iter().map(|change| change.before.as_ref().unwrap().name.to_string()).collect();
     assert_eq!(removed, ["c0"], "nothing else was removed on the way");
 
     // The API server has compacted its history and no longer knows the version of the watch: it is listed again.
@@ -223,14 +223,14 @@ async fn a_dead_api_server_freezes_rows_and_a_restarted_one_thaws_them() {
     put(&plane, &namespace, "c1", "2");
     delete(&plane, &namespace, "c2");
     live.catches_up(&plane).await;
-    assert_eq!(live.changes.take().len(), 2, "unchanged rows are not told again");
+    assert_eq!(live.changes.take().len(), 2, "unchanged rows are not reported again");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_that_is_cut_off_in_the_middle_begins_again() {
     let plane = ControlPlane::shared();
     let proxy = Proxy::start(plane).unwrap();
-    let (namespace, selector) = labelled(plane, "middle");
+    let (namespace, selector) = labelled_namespace(plane, "middle");
     (0..5).for_each(|number| put(plane, &namespace, &format!("c{number}"), "1"));
     proxy.stall(true);
     let kubeconfig = proxy.kubeconfig(plane.kubeconfig()).unwrap();
@@ -250,7 +250,7 @@ async fn a_list_that_is_cut_off_in_the_middle_begins_again() {
 async fn a_broken_network_loses_nothing() {
     let plane = ControlPlane::shared();
     let proxy = Proxy::start(plane).unwrap();
-    let (namespace, selector) = labelled(plane, "broken");
+    let (namespace, selector) = labelled_namespace(plane, "broken");
     (0..5).for_each(|number| put(plane, &namespace, &format!("c{number}"), "1"));
     let kubeconfig = proxy.kubeconfig(plane.kubeconfig()).unwrap();
     let mut live = Live::start(&kubeconfig, vec![target("a", &config_maps(), &selector)]).await;
@@ -259,8 +259,8 @@ async fn a_broken_network_loses_nothing() {
 
     // Cut: the watch goes on where it was.
     let lists = |proxy: &Proxy| {
-        let asks = |line: &&String| line.contains("configmaps") && !line.contains("resourceVersion=");
-        proxy.requests().iter().filter(asks).count()
+        let is_list = |line: &&String| line.contains("configmaps") && !line.contains("resourceVersion=");
+        proxy.requests().iter().filter(is_list).count()
     };
     let before = lists(&proxy);
     proxy.cut();
@@ -285,28 +285,28 @@ async fn a_broken_network_loses_nothing() {
     proxy.stall(false);
     live.catches_up(plane).await;
 
-    // The server asks the client to wait, and no longer has the version.
+    // The server answers that the client must wait, then that it no longer has the version.
     let watch = |line: &str| line.contains("configmaps") && line.contains("watch=true");
-    let gone = r#"{"kind":"Status","code":410,"reason":"Expired","message":"too old"}"#;
+    let expired = r#"{"kind":"Status","code":410,"reason":"Expired","message":"too old"}"#;
     proxy.answer(1, watch, 429, &[("Retry-After", "1")], "{}");
-    proxy.answer(1, watch, 410, &[], gone);
+    proxy.answer(1, watch, 410, &[], expired);
     proxy.answer(2, watch, 500, &[], "{}");
     proxy.cut();
     put(plane, &namespace, "c3", "after");
     live.catches_up(plane).await;
-    assert!(live.removed().len() == 1, "only what was deleted is gone");
+    assert!(live.removed().len() == 1, "only what was deleted is removed");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_list_that_is_older_than_what_was_seen_changes_nothing_unless_the_cluster_went_back() {
+async fn a_list_that_is_older_than_what_was_seen_changes_nothing_unless_the_cluster_was_restored() {
     let plane = ControlPlane::shared();
     let proxy = Proxy::start(plane).unwrap();
-    let (namespace, selector) = labelled(plane, "behind");
+    let (namespace, selector) = labelled_namespace(plane, "behind");
     (0..4).for_each(|number| put(plane, &namespace, &format!("c{number}"), "1"));
     let kubeconfig = proxy.kubeconfig(plane.kubeconfig()).unwrap();
     let mut live = Live::start(&kubeconfig, vec![target("a", &config_maps(), &selector)]).await;
     live.catches_up(plane).await;
-    let old = Past::of(plane, "/api/v1/configmaps").unwrap();
+    let old = RecordedList::of(plane, "/api/v1/configmaps").unwrap();
     delete(plane, &namespace, "c1");
     put(plane, &namespace, "c2", "2");
     put(plane, &namespace, "c9", "1");
@@ -314,16 +314,18 @@ async fn a_list_that_is_older_than_what_was_seen_changes_nothing_unless_the_clus
     live.changes.take();
 
     proxy.lag(&old, 4);
-    eventually("the lag is told", || format!("{:?}", live.places("ConfigMap")).contains("was seen before"))
-        .await;
+    eventually("the lag is reported", || {
+        format!("{:?}", live.coverage_of("ConfigMap")).contains("was seen before")
+    })
+    .await;
     put(plane, &namespace, "c3", "3");
     live.catches_up(plane).await;
     let changed: Vec<String> = live.changes.take().iter().map(|change| format!("{change:?}")).collect();
     assert_eq!(changed.len(), 1, "what was deleted, changed and created stays so: {changed:?}");
 
     // A server that stays behind is accepted: the cluster was restored from a backup.
-    let from_there = format!("/configmaps?watch=true&resourceVersion={}&", old.version());
-    let watched = || proxy.requests().iter().filter(|line| line.contains(&from_there)).count();
+    let from_old_version = format!("/configmaps?watch=true&resourceVersion={}&", old.version());
+    let watched = || proxy.requests().iter().filter(|line| line.contains(&from_old_version)).count();
     let before = watched();
     proxy.lag(&old, 1000);
     eventually("a watch from there", || watched() > before).await;
@@ -333,7 +335,7 @@ async fn a_list_that_is_older_than_what_was_seen_changes_nothing_unless_the_clus
 #[tokio::test(flavor = "multi_thread")]
 async fn an_api_server_that_refuses_watch_lists_is_read_in_pages() {
     let plane = ControlPlane::start_with(&["--feature-gates=WatchList=false"]).unwrap();
-    let (namespace, selector) = labelled(&plane, "pages");
+    let (namespace, selector) = labelled_namespace(&plane, "pages");
     put(&plane, &namespace, "c0", "1");
     let proxy = Proxy::start(&plane).unwrap();
     let kubeconfig = proxy.kubeconfig(plane.kubeconfig()).unwrap();
@@ -347,25 +349,28 @@ async fn an_api_server_that_refuses_watch_lists_is_read_in_pages() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn permissions_come_and_go() {
+async fn granted_namespaces_are_collected_and_rows_of_revoked_ones_are_frozen() {
     let plane = ControlPlane::shared();
-    let (seen, _) = labelled(plane, "seen");
-    let (hidden, _) = labelled(plane, "hidden");
+    let (seen, _) = labelled_namespace(plane, "seen");
+    let (hidden, _) = labelled_namespace(plane, "hidden");
     put(plane, &seen, "c", "1");
     put(plane, &hidden, "c", "1");
     let verbs = &["list", "watch"];
-    let names = Rule::cluster("", &["namespaces"], verbs);
-    let here = Rule::in_namespace(&seen, "", &["configmaps"], verbs);
-    let user = plane.user(&seen, "reader", &[names, here]).unwrap();
+    let namespaces_grant = Grant::cluster("", &["namespaces"], verbs);
+    let config_maps_grant = Grant::in_namespace(&seen, "", &["configmaps"], verbs);
+    let user = plane.user(&seen, "reader", &[namespaces_grant, config_maps_grant]).unwrap();
     let included = json!({ "includedNamespaces": [&seen, &hidden] });
     let mut live = Live::start(&user, vec![target("a", &config_maps(), &included)]).await;
-    live.rows.settled().await;
+    live.rows.wait_until_seen().await;
     assert_eq!(live.count(), 1);
-    let dark = |live: &Live| -> BTreeSet<Option<String>> {
-        let blind = live.places("ConfigMap").into_iter();
-        blind.filter(|(_, k)| matches!(k.state, State::Blind { .. })).map(|(place, _)| place).collect()
+    let blind_namespaces = |live: &Live| -> BTreeSet<Option<String>> {
+        let blind = live.coverage_of("ConfigMap").into_iter();
+        blind
+            .filter(|(_, known)| matches!(known.state, WatchState::Blind { .. }))
+            .map(|(namespace, _)| namespace)
+            .collect()
     };
-    assert_eq!(dark(&live), [Some(hidden.clone())].into());
+    assert_eq!(blind_namespaces(&live), [Some(hidden.clone())].into());
 
     // Granted: the other namespace joins without a restart.
     let binding = format!("{seen}-reader-1");
@@ -375,12 +380,12 @@ async fn permissions_come_and_go() {
         .unwrap();
     plane.kubectl(&["create", "rolebinding", "r", "-n", &hidden, "--role=r", &account]).unwrap();
     eventually("the granted namespace", || live.count() == 2).await;
-    assert!(dark(&live).is_empty());
+    assert!(blind_namespaces(&live).is_empty());
 
     // Revoked: the rows are frozen when the watch ends.
     live.changes.take();
     plane.kubectl(&["delete", "rolebinding", &binding, "-n", &seen]).unwrap();
-    eventually("blindness", || dark(&live).contains(&Some(seen.clone()))).await;
+    eventually("blindness", || blind_namespaces(&live).contains(&Some(seen.clone()))).await;
     delete(plane, &seen, "c");
     put(plane, &hidden, "c", "2");
     eventually("the other namespace", || !live.changes.take().is_empty()).await;
@@ -392,34 +397,38 @@ async fn permissions_come_and_go() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn w44_a_role_in_one_namespace_is_enough() {
+async fn a_role_in_one_namespace_is_enough() {
     let plane = ControlPlane::shared();
-    let (own, _) = labelled(plane, "tenant");
-    put(plane, &own, "c", "1");
+    let (namespace, _) = labelled_namespace(plane, "tenant");
+    put(plane, &namespace, "c", "1");
     let user = plane
-        .user(&own, "tenant", &[Rule::in_namespace(&own, "", &["configmaps"], &["list", "watch"])])
+        .user(
+            &namespace,
+            "tenant",
+            &[Grant::in_namespace(&namespace, "", &["configmaps"], &["list", "watch"])],
+        )
         .unwrap();
     let proxy = Proxy::start(plane).unwrap();
     let kubeconfig = proxy.kubeconfig(&user).unwrap();
-    let included = json!({ "includedNamespaces": [own] });
+    let included = json!({ "includedNamespaces": [namespace] });
     let live = Live::start(&kubeconfig, vec![target("a", &config_maps(), &included)]).await;
-    live.rows.settled().await;
+    live.rows.wait_until_seen().await;
     assert_eq!(live.count(), 1);
-    put(plane, &own, "d", "1");
+    put(plane, &namespace, "d", "1");
     eventually("the new object", || live.count() == 2).await;
     let denied: Vec<String> = proxy
         .requests()
         .into_iter()
         .filter(|line| line.contains("/namespaces?") || line.contains("/v1/configmaps?"))
         .collect();
-    assert!(denied.is_empty(), "nothing is asked for that must be denied: {denied:?}");
+    assert!(denied.is_empty(), "nothing is requested that must be denied: {denied:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn namespaces_are_followed() {
+async fn changed_namespaces_change_what_is_collected() {
     let plane = ControlPlane::shared();
     let proxy = Proxy::start(plane).unwrap();
-    let (namespace, selector) = labelled(plane, "moving");
+    let (namespace, selector) = labelled_namespace(plane, "moving");
     put(plane, &namespace, "c", "1");
     let kubeconfig = proxy.kubeconfig(plane.kubeconfig()).unwrap();
     let everything = json!({ "namespaceExcludeSelector": { "matchLabels": { "skip": &namespace } } });
@@ -430,12 +439,12 @@ async fn namespaces_are_followed() {
 
     let label = format!("skip={namespace}");
     plane.kubectl(&["label", "namespace", &namespace, &label]).unwrap();
-    let here = |live: &Live| {
+    let rows_in_namespace = |live: &Live| {
         let snapshot =
             live.rows.snapshot_of_seen(&[id("all")], kollect_engine::store::Visibility::Everything);
         snapshot.rows.keys().filter(|key| *key.namespace == *namespace).count()
     };
-    eventually("the exclusion", || here(&live) == 0).await;
+    eventually("the exclusion", || rows_in_namespace(&live) == 0).await;
     assert_eq!(live.rows.count(&id("some")), 1, "others do not notice");
     plane.kubectl(&["label", "namespace", &namespace, "skip-"]).unwrap();
     live.catches_up(plane).await;
@@ -453,7 +462,7 @@ async fn namespaces_are_followed() {
     eventually("its end", || live.rows.count(&id("some")) == 0).await;
     live.catches_up(plane).await;
     let lists = proxy.requests().iter().filter(|line| line.contains("/api/v1/namespaces?limit")).count();
-    assert_eq!(lists, 0, "W57: namespaces are watched, not listed again and again");
+    assert_eq!(lists, 0, "namespaces are watched, not listed again and again");
 }
 
 fn definition(plural: &str, kind: &str) -> String {
@@ -473,17 +482,17 @@ fn definition(plural: &str, kind: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kinds_come_and_go() {
+async fn a_kind_is_collected_when_it_is_added_and_its_rows_are_removed_with_it() {
     let plane = ControlPlane::shared();
-    let (namespace, selector) = labelled(plane, "kinds");
+    let (namespace, selector) = labelled_namespace(plane, "kinds");
     put(plane, &namespace, "c", "1");
     // The plural is irregular.
     let gvk = json!({ "group": "shop.test", "version": "v1", "kind": "Wharf" });
     let other = json!({ "group": "shop.test", "version": "v2", "kind": "Wharf" });
     let targets = vec![target("wharfs", &gvk, &selector), target("maps", &config_maps(), &selector)];
     let mut live = Live::start(plane.kubeconfig(), targets).await;
-    live.rows.settled().await;
-    assert_eq!(live.rows.count(&id("maps")), 1, "W10: one missing kind does not concern the others");
+    live.rows.wait_until_seen().await;
+    assert_eq!(live.rows.count(&id("maps")), 1, "one missing kind does not concern the others");
     let create = || {
         plane.apply(&definition("wharves", "Wharf")).unwrap();
         plane.wait(&["--for=condition=Established", "crd/wharves.shop.test"]).unwrap();
@@ -514,7 +523,7 @@ async fn kinds_come_and_go() {
 }
 
 fn eventually_applied(plane: &ControlPlane, object: &str) {
-    let deadline = std::time::Instant::now() + LIMIT;
+    let deadline = std::time::Instant::now() + WAIT_LIMIT;
     while plane.apply(object).is_err() {
         assert!(std::time::Instant::now() < deadline, "the object was never accepted");
         std::thread::sleep(Duration::from_millis(100));
@@ -522,9 +531,9 @@ fn eventually_applied(plane: &ControlPlane, object: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn w10_what_cannot_be_collected_says_why_and_the_rest_goes_on() {
+async fn a_kind_that_cannot_be_collected_is_reported_and_the_others_are_collected() {
     let plane = ControlPlane::shared();
-    let (namespace, selector) = labelled(plane, "refused");
+    let (namespace, selector) = labelled_namespace(plane, "refused");
     put(plane, &namespace, "c", "1");
     let with = |more: Value| {
         let mut spec = selector.clone();
@@ -542,7 +551,7 @@ async fn w10_what_cannot_be_collected_says_why_and_the_rest_goes_on() {
         target("field", &config_maps(), &with(json!({ "fieldSelector": "data.value=1" }))),
     ];
     let live = Live::start(plane.kubeconfig(), targets).await;
-    live.rows.settled().await;
+    live.rows.wait_until_seen().await;
     assert_eq!(live.rows.count(&id("good")), 1);
     let problems = live.problems.lock().unwrap().join("\n");
     for expected in [
@@ -560,45 +569,52 @@ async fn w10_what_cannot_be_collected_says_why_and_the_rest_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn w13_w14_cluster_targets_are_not_targets() {
+async fn a_target_and_a_cluster_target_of_the_same_name_have_separate_rows() {
     let plane = ControlPlane::shared();
-    let (namespace, selector) = labelled(plane, "twins");
+    let (namespace, selector) = labelled_namespace(plane, "twins");
     put(plane, &namespace, "c", "1");
-    let own = target("twin", &config_maps(), &selector);
+    let target_of_namespace = target("twin", &config_maps(), &selector);
     let mut spec = selector.clone();
     spec["profileRef"] = json!({ "name": "p", "namespace": "team" });
     let spec: KollectClusterTargetSpec = serde_json::from_value(spec).unwrap();
-    let (policy, defaults) = (Policy::default(), NamespaceDefaults::default());
-    let selection =
-        Selection::of_cluster_target(&spec, &own.profile.gvk, &Bounds::default(), &policy, &defaults)
-            .unwrap();
-    let cluster = TargetId { namespace: None, name: "twin".into() };
-    let twin = Arc::new(Target::new(cluster.clone(), own.profile.clone(), selection));
-    let mut live = Live::start(plane.kubeconfig(), vec![own, twin]).await;
-    live.rows.settled().await;
-    assert_eq!((live.rows.count(&id("twin")), live.rows.count(&cluster)), (1, 1));
+    let (policy, defaults) = (ExtractPolicy::default(), NamespaceDefaults::default());
+    let selection = Selection::of_cluster_target(
+        &spec,
+        &target_of_namespace.profile.gvk,
+        &Bounds::default(),
+        &policy,
+        &defaults,
+    )
+    .unwrap();
+    let cluster_id = TargetId { namespace: None, name: "twin".into() };
+    let cluster_target =
+        Arc::new(Target::new(cluster_id.clone(), target_of_namespace.profile.clone(), selection));
+    let mut live = Live::start(plane.kubeconfig(), vec![target_of_namespace, cluster_target]).await;
+    live.rows.wait_until_seen().await;
+    assert_eq!((live.rows.count(&id("twin")), live.rows.count(&cluster_id)), (1, 1));
     live.targets.pop();
     live.collector.set_targets(&live.targets, &BTreeSet::new());
-    assert_eq!((live.rows.count(&id("twin")), live.rows.count(&cluster)), (1, 0));
+    assert_eq!((live.rows.count(&id("twin")), live.rows.count(&cluster_id)), (1, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metadata_is_enough_where_no_profile_reads_more() {
+async fn only_metadata_is_read_if_no_profile_needs_more() {
     let plane = ControlPlane::shared();
-    let (namespace, selector) = labelled(plane, "slim");
+    let (namespace, selector) = labelled_namespace(plane, "slim");
     put(plane, &namespace, "c", "1");
     let spec = json!({
         "targetGVK": config_maps(),
         "attributes": [{ "name": "uid", "path": "$.metadata.uid", "type": "string" }],
     });
     let spec: KollectProfileSpec = serde_json::from_value(spec).unwrap();
-    let profile = Arc::new(CompiledProfile::compile(&spec, &OptIns::default(), &Policy::default()).unwrap());
-    let model = target("slim", &config_maps(), &selector);
-    let slim = Arc::new(Target::new(id("slim"), profile, model.selection.clone()));
-    let mut live = Live::start(plane.kubeconfig(), vec![slim]).await;
+    let profile =
+        Arc::new(CompiledProfile::compile(&spec, &OptIns::default(), &ExtractPolicy::default()).unwrap());
+    let template = target("slim", &config_maps(), &selector);
+    let metadata_only = Arc::new(Target::new(id("slim"), profile, template.selection.clone()));
+    let mut live = Live::start(plane.kubeconfig(), vec![metadata_only]).await;
     live.catches_up(plane).await;
     assert_eq!(live.count(), 1);
-    // A target that needs more than metadata joins: whole objects are read, and rows of the first target do not change.
+    // A target that needs more than metadata joins: complete objects are read, and rows of the first one do not change.
     live.changes.take();
     live.targets.push(target("full", &config_maps(), &selector));
     live.collector.set_targets(&live.targets, &BTreeSet::new());
@@ -609,10 +625,10 @@ async fn metadata_is_enough_where_no_profile_reads_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn targets_come_and_go_while_objects_change() {
+async fn rows_are_correct_while_targets_and_objects_change() {
     let plane = ControlPlane::shared();
     let proxy = Proxy::start(plane).unwrap();
-    let (first, selector) = labelled(plane, "busy");
+    let (first, selector) = labelled_namespace(plane, "busy");
     let second = plane.namespace("busy").unwrap();
     let kubeconfig = proxy.kubeconfig(plane.kubeconfig()).unwrap();
     let mut live = Live::start(&kubeconfig, Vec::new()).await;
@@ -652,22 +668,22 @@ async fn targets_come_and_go_while_objects_change() {
 }
 
 #[tokio::test]
-async fn operators_of_one_namespace_have_one_identity_whichever_is_first() {
+async fn operators_of_one_namespace_share_one_identity() {
     let _installed = rustls::crypto::ring::default_provider().install_default();
     let plane = ControlPlane::shared();
     let verbs = &["get", "create"];
     let namespace = plane.namespace("identity").unwrap();
     // A kubeconfig that names no namespace means this one.
-    let rules = [Rule::in_namespace("default", "", &["configmaps"], verbs)];
+    let rules = [Grant::in_namespace("default", "", &["configmaps"], verbs)];
     let kubeconfig = plane.user(&namespace, "tenant", &rules).unwrap();
-    let connect = || ClusterSource::connect_in_cluster(Some(&kubeconfig), Identity::Namespace);
+    let connect = || ClusterSource::connect_in_cluster(Some(&kubeconfig), ClusterIdentity::Namespace);
     let (first, second) = tokio::join!(connect(), connect());
     let get = ["get", "configmap", "kollect-identity", "-n", "default", "-o", "jsonpath={.metadata.uid}"];
     let uid = plane.kubectl(&get).unwrap();
     assert_eq!([first.unwrap().id, second.unwrap().id], [uid.clone(), uid]);
 
-    let stranger = plane.user(&namespace, "stranger", &[]).unwrap();
-    let refused = ClusterSource::connect_in_cluster(Some(&stranger), Identity::Namespace).await;
+    let unprivileged = plane.user(&namespace, "stranger", &[]).unwrap();
+    let refused = ClusterSource::connect_in_cluster(Some(&unprivileged), ClusterIdentity::Namespace).await;
     let error = format!("{:#}", refused.err().unwrap());
     assert!(error.contains("read ConfigMap kollect-identity in namespace default"), "{error}");
 }

@@ -4,26 +4,26 @@
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
-use kollect_engine::{extract::Policy, select::NamespaceDefaults, tasks::Tasks};
+use kollect_engine::{extract::ExtractPolicy, select::NamespaceDefaults, tasks::Tasks};
 use kollect_model::crd::shapes::{GoDuration, is_namespace_name};
 use kollect_sinks::Cidr;
 use kube::Client;
 use tracing::warn;
 
 use super::{
-    leader::{self, Leader, LeaderHandle, Timings},
+    leader::{self, Leader, LeaderHandle, LeaseTimings},
     logs,
-    serve::{Endpoint, Limits, Tls},
+    serve::{Limits, ListenEndpoint, ServerTls},
 };
 use crate::{
-    cluster::Identity,
-    resolve::{AllowedCidr, FileRoot, NetworkFlags, OperatorPolicy, Reach, SinkNetwork},
+    cluster::ClusterIdentity,
+    resolve::{AllowedCidr, FileRoot, NetworkFlags, OperatorPolicy, SinkNetwork, TargetReach},
 };
 
 /// Arguments of `kollect operator`.
 #[derive(clap::Args)]
 #[allow(clippy::struct_excessive_bools, reason = "flags are what they are")]
-pub(crate) struct Args {
+pub(crate) struct OperatorArgs {
     /// Kubeconfig file; default: the service account of the pod, then $KUBECONFIG.
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
@@ -124,9 +124,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FORMAT", value_enum)]
     log_format: Option<LogFormat>,
     #[command(flatten)]
-    pub(crate) webhooks: super::webhooks::Flags,
+    pub(crate) webhooks: super::webhooks::WebhookFlags,
     #[command(flatten)]
-    retired: Retired,
+    retired: RetiredFlags,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -146,7 +146,7 @@ pub(super) enum LogFormat {
 /// Flags that steer what no longer exists.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Accepted, without effect")]
-struct Retired {
+struct RetiredFlags {
     #[arg(long, hide = true)]
     max_export_bytes: Option<u64>,
     #[arg(long, hide = true)]
@@ -192,8 +192,8 @@ struct Retired {
 }
 
 fn namespace_name(text: &str) -> Result<String, String> {
-    let known = is_namespace_name(text).then(|| text.to_owned());
-    known.ok_or_else(|| "must be the name of a namespace: lower-case letters, digits and -".into())
+    let valid = is_namespace_name(text).then(|| text.to_owned());
+    valid.ok_or_else(|| "must be the name of a namespace: lower-case letters, digits and -".into())
 }
 
 /// Accepts the empty string: Helm charts pass empty lists as such.
@@ -207,17 +207,18 @@ fn names(list: &[String]) -> Vec<String> {
 }
 
 fn namespace_pair(text: &str) -> Result<(String, String), String> {
-    let pair = text.split_once('=').filter(|(a, b)| is_namespace_name(a) && is_namespace_name(b));
-    let known = pair.map(|(sink, secret)| (sink.to_owned(), secret.to_owned()));
-    known.ok_or_else(|| "must be SINK-NAMESPACE=SECRET-NAMESPACE, such as team-a=shared".into())
+    let pair =
+        text.split_once('=').filter(|(sink, secret)| is_namespace_name(sink) && is_namespace_name(secret));
+    let valid = pair.map(|(sink, secret)| (sink.to_owned(), secret.to_owned()));
+    valid.ok_or_else(|| "must be SINK-NAMESPACE=SECRET-NAMESPACE, such as team-a=shared".into())
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
-    let known = GoDuration::parse(text).map(|duration| duration.0);
-    known.ok_or_else(|| "must be a duration such as 30s, 5m or 12h".into())
+    let valid = GoDuration::parse(text).map(|duration| duration.0);
+    valid.ok_or_else(|| "must be a duration such as 30s, 5m or 12h".into())
 }
 
-impl Args {
+impl OperatorArgs {
     /// Starts logging to standard error.
     pub(crate) fn start_logs(&self) {
         if logs::start(&self.log_level, self.log_format).is_err() {
@@ -233,8 +234,8 @@ impl Args {
     }
 
     /// What distinguishes the rows of this operator from those of other operators.
-    pub(crate) fn identity(&self) -> Identity {
-        if self.tenant_mode { Identity::Namespace } else { Identity::Cluster }
+    pub(crate) fn identity(&self) -> ClusterIdentity {
+        if self.tenant_mode { ClusterIdentity::Namespace } else { ClusterIdentity::Cluster }
     }
 
     pub(crate) fn informer_resync_period(&self) -> Duration {
@@ -247,12 +248,12 @@ impl Args {
     }
 
     /// What targets may collect from without a KollectScope that names it.
-    fn reach(&self) -> Reach {
+    fn reach(&self) -> TargetReach {
         match self.cross_namespace_targets {
-            CrossNamespaceTargets::All => Reach::All,
+            CrossNamespaceTargets::All => TargetReach::All,
             // In tenant mode the operator watches only the namespaces of the flag.
-            CrossNamespaceTargets::Scoped if self.tenant_mode => Reach::AllNamespaces,
-            CrossNamespaceTargets::Scoped => Reach::OwnNamespace,
+            CrossNamespaceTargets::Scoped if self.tenant_mode => TargetReach::AllNamespaces,
+            CrossNamespaceTargets::Scoped => TargetReach::OwnNamespace,
         }
     }
 
@@ -273,7 +274,7 @@ impl Args {
             ),
         };
         Ok(OperatorPolicy {
-            policy: Policy { scrub_keys: self.scrub_keys.clone(), ..Policy::default() },
+            policy: ExtractPolicy { scrub_keys: self.scrub_keys.clone(), ..ExtractPolicy::default() },
             defaults: NamespaceDefaults {
                 included: names(&self.default_included_namespaces),
                 excluded: names(&self.default_excluded_namespaces),
@@ -294,17 +295,17 @@ impl Args {
     }
 
     /// Where /metrics is served and whether it is guarded; `None`: nowhere.
-    pub(crate) fn metrics(&self) -> Option<(Endpoint, bool)> {
+    pub(crate) fn metrics(&self) -> Option<(ListenEndpoint, bool)> {
         let tls = match (self.metrics_secure, self.metrics_cert_path.as_str()) {
-            (false, _) => Tls::Off,
-            (true, "") => Tls::SelfSigned,
-            (true, dir) => Tls::Files {
+            (false, _) => ServerTls::Off,
+            (true, "") => ServerTls::SelfSigned,
+            (true, dir) => ServerTls::Files {
                 dir: dir.into(),
                 cert: self.metrics_cert_name.clone(),
                 key: self.metrics_cert_key.clone(),
             },
         };
-        let endpoint = Endpoint {
+        let endpoint = ListenEndpoint {
             flag: "--metrics-bind-address",
             address: self.metrics_bind_address.clone(),
             tls,
@@ -328,7 +329,7 @@ impl Args {
         if !self.leader_elect {
             return Ok(Leader::alone());
         }
-        let timings = Timings {
+        let timings = LeaseTimings {
             lease: self.leader_elect_lease_duration,
             renew_deadline: self.leader_elect_renew_deadline,
             retry: self.leader_elect_retry_period,
@@ -341,7 +342,7 @@ impl Args {
 
     /// Warns about flags that were given and have no effect, with their replacements.
     pub(crate) fn warn_about_retired_flags(&self) {
-        let Retired {
+        let RetiredFlags {
             max_export_bytes,
             max_concurrent_reconciles_target,
             max_concurrent_reconciles_inventory,
@@ -425,15 +426,15 @@ mod tests {
     use super::*;
 
     #[derive(clap::Parser)]
-    struct Line {
+    struct FlagLine {
         #[command(flatten)]
-        args: Args,
+        args: OperatorArgs,
     }
 
     #[test]
     fn the_read_api_is_refused() {
         let operator_policy = |flag: &str| {
-            Line::try_parse_from(["kollect", flag]).map(|line| line.args).unwrap().operator_policy()
+            FlagLine::try_parse_from(["kollect", flag]).map(|line| line.args).unwrap().operator_policy()
         };
         let refused = operator_policy("--inventory-http-enabled=true").unwrap_err().to_string();
         assert!(refused.contains("--inventory-http-enabled: the read API is not part"), "{refused}");
@@ -441,22 +442,22 @@ mod tests {
     }
 
     fn metrics(flags: &[&str]) -> Option<(String, bool, bool)> {
-        let args = Line::try_parse_from([&["kollect"], flags].concat()).map(|line| line.args).unwrap();
+        let args = FlagLine::try_parse_from([&["kollect"], flags].concat()).map(|line| line.args).unwrap();
         let (endpoint, guarded) = args.metrics()?;
         Some((format!("{} {:?}", endpoint.address, endpoint.tls), guarded, endpoint.http2))
     }
 
     #[test]
-    fn metrics_are_off_and_secure_unless_flags_say_otherwise() {
+    fn metrics_are_off_by_default_and_secure_when_they_are_on() {
         assert_eq!(metrics(&[]), None);
-        let on = "--metrics-bind-address=:8443";
-        assert_eq!(metrics(&[on]), Some((":8443 SelfSigned".into(), true, false)));
-        assert_eq!(metrics(&[on, "--metrics-cert-path="]), metrics(&[on]));
+        let bind = "--metrics-bind-address=:8443";
+        assert_eq!(metrics(&[bind]), Some((":8443 SelfSigned".into(), true, false)));
+        assert_eq!(metrics(&[bind, "--metrics-cert-path="]), metrics(&[bind]));
         let plain =
             metrics(&["--metrics-bind-address=:8080", "--metrics-secure=false", "--metrics-cert-path=/x"]);
         assert_eq!(plain, Some((":8080 Off".into(), false, false)));
         let (files, guarded, http2) =
-            metrics(&[on, "--metrics-secure", "--metrics-cert-path=/certs", "--enable-http2"]).unwrap();
+            metrics(&[bind, "--metrics-secure", "--metrics-cert-path=/certs", "--enable-http2"]).unwrap();
         assert!(
             files.contains("/certs") && files.contains("tls.crt") && files.contains("tls.key"),
             "{files}"

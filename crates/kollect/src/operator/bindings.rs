@@ -9,10 +9,10 @@ use std::{
 use async_trait::async_trait;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kollect_engine::{
-    deliver::{Deliveries, Wanted},
+    deliver::{Deliveries, WantedBinding},
     export::{
-        Binding, BindingProgress, ClaimChecks, CurrentClaim, LastChecksum, Leftover, Open, RemovalGuard,
-        Selection, Sibling, Siblings,
+        AbandonedDestination, Binding, BindingProgress, ClaimChecks, CurrentClaim, LastChecksum, OpenSink,
+        RemovalGuard, SelectionDigests, SiblingBinding, SiblingBindings,
     },
     schedule::Breaker,
     select::Namespaces,
@@ -20,20 +20,20 @@ use kollect_engine::{
 };
 use kollect_model::{
     binding::{BindingName, SinkName},
-    claim::{Claimant, TakeOver, Writer},
-    crd::inventory::{ExportPlace, InventoryStatus, SinkExport},
+    claim::{Claimant, TakeOver, WriterProgram},
+    crd::inventory::{ExportDestination, InventoryStatus, SinkExport},
     sink::{Sink, SinkError},
 };
-use kollect_sinks::{Plan, Policy, Sinks};
+use kollect_sinks::{Plan, SinkPolicy, Sinks};
 use tokio::time::Instant;
 
 use super::{
+    binding_states::{BindingStates, WantedVersion},
     destinations::Destinations,
     finalize::is_protected,
     metrics::Meter,
     objects::ObjectCache,
-    progress::{BindingStates, WantedVersion},
-    take_over::Requests,
+    take_over::TakeOverRequests,
 };
 use crate::{
     reason::Reason,
@@ -55,30 +55,30 @@ pub(crate) struct Bindings {
     /// Id of this cluster.
     cluster: String,
     /// The namespaces that the operator watches, or everything.
-    scope: Visibility,
+    watched: Visibility,
     claim_check_interval: Option<Duration>,
     /// The namespaces of the cluster, as far as they are known.
     pub(crate) namespaces: Option<Arc<Namespaces>>,
     /// The last usable definition of each binding.
-    good: BTreeMap<BindingName, Good>,
+    usable: BTreeMap<BindingName, UsableBinding>,
     /// How each destination is opened; kept for as long as a status names the destination.
-    openers: BTreeMap<(BindingName, ExportPlace), (Plan, Arc<dyn Open>)>,
+    openers: BTreeMap<(BindingName, ExportDestination), (Plan, Arc<dyn OpenSink>)>,
     /// State that the bindings of a sink share; kept for as long as an inventory names the sink.
-    shared: BTreeMap<SinkKey, Shared>,
+    shared: BTreeMap<SinkKey, SinkShared>,
     /// State that the bindings of an inventory share.
-    siblings: BTreeMap<InventoryName, Siblings>,
+    siblings: BTreeMap<InventoryName, SiblingBindings>,
     /// Number of the last version of a binding.
-    versions: u64,
+    last_version: u64,
 }
 
-struct Good {
-    place: ExportPlace,
+struct UsableBinding {
+    destination: ExportDestination,
     binding: Arc<Binding>,
 }
 
 /// State that the bindings of one sink share.
 #[derive(Clone, Default)]
-struct Shared {
+struct SinkShared {
     breaker: Arc<Breaker>,
     claim_checks: Arc<ClaimChecks>,
 }
@@ -92,28 +92,28 @@ pub(crate) fn binding_name(inventory: &InventoryName, sink: &SinkName) -> Bindin
 #[async_trait]
 pub(crate) trait OpenPlan: Send + Sync {
     /// Opens the destination of a plan, within the limits of a policy.
-    async fn open(&self, plan: &Plan, policy: &Policy) -> Result<Box<dyn Sink>, SinkError>;
+    async fn open(&self, plan: &Plan, policy: &SinkPolicy) -> Result<Box<dyn Sink>, SinkError>;
 }
 
 #[async_trait]
 impl OpenPlan for Sinks {
-    async fn open(&self, plan: &Plan, policy: &Policy) -> Result<Box<dyn Sink>, SinkError> {
+    async fn open(&self, plan: &Plan, policy: &SinkPolicy) -> Result<Box<dyn Sink>, SinkError> {
         Self::open(self, plan, policy).await
     }
 }
 
-/// Opens a sink as its plan says.
-pub(crate) struct Planned {
+/// Opens a sink according to its plan.
+pub(crate) struct MeasuredPlan {
     pub(crate) sinks: Arc<dyn OpenPlan>,
     pub(crate) plan: Plan,
-    pub(crate) policy: Policy,
+    pub(crate) policy: SinkPolicy,
     pub(crate) meter: Meter,
     /// Kind of the inventory whose attempts are counted; `None`: it is only probed.
     pub(crate) counted: Option<&'static str>,
 }
 
 #[async_trait]
-impl Open for Planned {
+impl OpenSink for MeasuredPlan {
     async fn open(&self) -> Result<Box<dyn Sink>, SinkError> {
         let opened = self.sinks.open(&self.plan, &self.policy).await;
         match self.counted {
@@ -124,18 +124,18 @@ impl Open for Planned {
 }
 
 /// An inventory with the data that its bindings are built from.
-struct Inventory<'a> {
+struct InventoryBindings<'a> {
     name: &'a InventoryName,
     metadata: &'a ObjectMeta,
     resolved: &'a ResolvedInventory,
-    take_overs: Requests,
+    take_overs: TakeOverRequests,
     status: &'a InventoryStatus,
     /// Digest of what the specs select; empty without a guard.
     selected: String,
 }
 
 /// A sink of an inventory that the spec names, the status names, or both.
-struct Line<'a> {
+struct SinkLine<'a> {
     binding: BindingName,
     /// The sink as it is now; `None` if the status names no sink object.
     sink: Option<BoundSink>,
@@ -146,9 +146,9 @@ struct Line<'a> {
 
 /// Results for the destinations that inventories have left.
 #[derive(Default)]
-pub(crate) struct Left {
+pub(crate) struct CleaningState {
     /// Destinations whose rows cannot be removed, by inventory.
-    pub(crate) behind: BTreeMap<InventoryName, Vec<String>>,
+    pub(crate) left_behind: BTreeMap<InventoryName, Vec<String>>,
     /// Deleted inventories that still wait for a destination to be cleaned.
     pub(crate) waiting: BTreeSet<InventoryName>,
     /// Deleted inventories with destinations that are not clean.
@@ -156,11 +156,11 @@ pub(crate) struct Left {
 }
 
 /// Whether a destination can be cleaned.
-enum Cleaning {
-    Begins(Leftover),
+enum CleaningDecision {
+    Begins(AbandonedDestination),
     /// Not now: a sink cannot be used at the moment. A later turn tries again.
     Waits,
-    /// The sink object is gone, or its spec leads to another server now.
+    /// The sink object was deleted, or its spec leads to another server now.
     Impossible,
 }
 
@@ -171,7 +171,7 @@ impl Bindings {
         operator_policy: Arc<OperatorPolicy>,
         binding_states: BindingStates,
         cluster: String,
-        scope: Visibility,
+        watched: Visibility,
         claim_check_interval: Option<Duration>,
     ) -> Self {
         Self {
@@ -180,30 +180,30 @@ impl Bindings {
             operator_policy,
             binding_states,
             cluster,
-            scope,
+            watched,
             claim_check_interval,
             namespaces: None,
-            good: BTreeMap::new(),
+            usable: BTreeMap::new(),
             openers: BTreeMap::new(),
             shared: BTreeMap::new(),
             siblings: BTreeMap::new(),
-            versions: 0,
+            last_version: 0,
         }
     }
 
     /// The namespaces that the operator watches, or everything.
-    pub(crate) fn scope(&self) -> &Visibility {
-        &self.scope
+    pub(crate) fn watched(&self) -> &Visibility {
+        &self.watched
     }
 
     /// Digest of what the specs of an inventory selected when the sink last got all rows.
     pub(crate) fn acknowledged_selection(&self, binding: &BindingName) -> Option<String> {
-        self.good.get(binding)?.binding.selection.acknowledged().filter(|digest| !digest.is_empty())
+        self.usable.get(binding)?.binding.selection.acknowledged().filter(|digest| !digest.is_empty())
     }
 
     /// Forgets everything: another process may lead and write in the meantime.
     pub(crate) fn clear(&mut self) {
-        self.good.clear();
+        self.usable.clear();
         self.openers.clear();
         self.shared.clear();
         self.siblings.clear();
@@ -212,22 +212,23 @@ impl Bindings {
     /// Passes the wanted bindings and the destinations to clean to the engine.
     pub(crate) fn deliver(
         &mut self,
-        known: &ObjectCache,
+        object_cache: &ObjectCache,
         object_set: &ObjectSet,
         resolved: &Resolved,
         deliveries: &mut Deliveries,
-    ) -> Left {
-        let (mut wanted, mut leftovers, mut left) = (BTreeMap::new(), Vec::new(), Left::default());
+    ) -> CleaningState {
+        let (mut wanted, mut to_clean, mut cleaning_state) =
+            (BTreeMap::new(), Vec::new(), CleaningState::default());
         let mut used = BTreeSet::new();
         for (name, inventory) in &resolved.inventories {
-            let Some((metadata, status)) = known.inventory(name) else { continue };
+            let Some((metadata, status)) = object_cache.inventory(name) else { continue };
             let status = self.operator_policy.shown_status(status);
             let sinks = inventory.sinks.iter().map(|sink| &sink.name);
-            let inventory = Inventory {
+            let inventory = InventoryBindings {
                 name,
                 metadata,
                 resolved: inventory,
-                take_overs: Requests::of(metadata, sinks),
+                take_overs: TakeOverRequests::of(metadata, sinks),
                 status: &status,
                 selected: match &inventory.removal_guard {
                     Some(_) => object_set.selection_digest(name, inventory),
@@ -242,53 +243,69 @@ impl Bindings {
             if inventory.resolved.faults.is_empty() || inventory.is_deleted() {
                 let lines = inventory.lines(object_set, &self.operator_policy, resolved);
                 for line in lines.iter().filter(|line| line.is_named) {
-                    wanted.extend(self.write(&inventory, line));
+                    wanted.extend(self.wanted_binding(&inventory, line));
                 }
-                self.join(name, &lines);
+                self.set_siblings(name, &lines);
                 for line in &lines {
-                    leftovers.extend(self.clean(&inventory, line, &lines, &mut left));
+                    to_clean.extend(self.clean(&inventory, line, &lines, &mut cleaning_state));
                 }
             } else {
                 // Its sinks are unknown because of faults: the known bindings are suspended, and rows stay.
-                for (binding, good) in self.good.iter().filter(|(binding, _)| binding.inventory == *name) {
-                    wanted.insert(binding.clone(), Wanted { binding: good.binding.clone(), suspended: true });
+                for (binding, usable) in self.usable.iter().filter(|(binding, _)| binding.inventory == *name)
+                {
+                    wanted.insert(
+                        binding.clone(),
+                        WantedBinding { binding: usable.binding.clone(), suspended: true },
+                    );
                 }
             }
         }
         self.shared.retain(|sink, _| used.contains(sink));
-        self.good.retain(|binding, _| wanted.contains_key(binding));
+        self.usable.retain(|binding, _| wanted.contains_key(binding));
         self.siblings.retain(|name, _| resolved.inventories.contains_key(name));
-        self.openers.retain(|(binding, place), _| self.binding_states.speaks_of(binding, place));
-        self.binding_states.refuse_duplicates(&deliveries.set(wanted, leftovers));
-        left
+        self.openers
+            .retain(|(binding, destination), _| self.binding_states.status_names(binding, destination));
+        self.binding_states.refuse_duplicates(&deliveries.set(wanted, to_clean));
+        cleaning_state
     }
 
     /// The binding to run for a sink of the spec; `None` if the inventory is deleted or no definition is usable.
-    fn write(&mut self, inventory: &Inventory<'_>, line: &Line<'_>) -> Option<(BindingName, Wanted)> {
+    fn wanted_binding(
+        &mut self,
+        inventory: &InventoryBindings<'_>,
+        line: &SinkLine<'_>,
+    ) -> Option<(BindingName, WantedBinding)> {
         let sink = line.sink.as_ref()?;
         if inventory.is_deleted() {
             return None;
         }
         line.export.into_iter().for_each(|export| self.binding_states.remember(&line.binding, export));
-        let is_newest = self.want(inventory, line, sink);
+        let is_newest = self.update_definition(inventory, line, sink);
         self.binding_states.set_newest(&line.binding, is_newest);
-        let binding = self.good.get(&line.binding)?.binding.clone();
+        let binding = self.usable.get(&line.binding)?.binding.clone();
         let suspended = inventory.resolved.suspended || sink.plan.is_err();
-        Some((line.binding.clone(), Wanted { binding, suspended }))
+        Some((line.binding.clone(), WantedBinding { binding, suspended }))
     }
 
     /// Updates the definition of a binding; it stays the same value if nothing has changed. Returns whether it is what
     /// the specs ask for: while a new definition cannot be built, the last one stays in use.
-    fn want(&mut self, inventory: &Inventory<'_>, line: &Line<'_>, sink: &BoundSink) -> bool {
-        let Inventory { name, metadata, resolved, .. } = inventory;
+    fn update_definition(
+        &mut self,
+        inventory: &InventoryBindings<'_>,
+        line: &SinkLine<'_>,
+        sink: &BoundSink,
+    ) -> bool {
+        let InventoryBindings { name, metadata, resolved, .. } = inventory;
         let row_filter = resolved.rows.among(self.namespaces.as_deref());
-        let (Ok(Some(plan)), Some(place), Some(row_filter)) = (&*sink.plan, &sink.place, row_filter) else {
+        let (Ok(Some(plan)), Some(destination), Some(row_filter)) =
+            (&*sink.plan, &sink.destination, row_filter)
+        else {
             return false;
         };
         // A claim may be requested only when the inventory has its finalizer and its status names the destination, so
         // that a later process finds the rows. Until then the rows are written to the previous destination.
-        let findable = is_protected(name.kind(), metadata) && line.told().speak_of(place);
-        let known = self.good.get(&line.binding).filter(|known| known.place.is_at(place));
+        let findable = is_protected(name.kind(), metadata) && line.destinations().names(destination);
+        let known = self.usable.get(&line.binding).filter(|known| known.destination.is_at(destination));
         if known.is_none() && !findable {
             return false;
         }
@@ -300,11 +317,16 @@ impl Bindings {
                 let checksum = line.export.and_then(|export| export.last_checksum.clone());
                 let selection = line.export.and_then(|export| export.selection.clone());
                 let progress = BindingProgress::default();
-                (LastChecksum::new(checksum), CurrentClaim::default(), Selection::new(selection), progress)
+                (
+                    LastChecksum::new(checksum),
+                    CurrentClaim::default(),
+                    SelectionDigests::new(selection),
+                    progress,
+                )
             }
         };
         let take_over = inventory.take_overs.for_sink(&sink.name, &inventory.status.take_overs);
-        let opener = self.opener(name, sink, place, plan);
+        let opener = self.opener(name, sink, destination, plan);
         let candidate = Binding {
             generation: metadata.generation.unwrap_or(0),
             progress,
@@ -324,30 +346,30 @@ impl Bindings {
             part_bytes: sink.part_bytes,
             last_checksum,
             requested: requested(annotation(metadata, REQUESTED_AT), sink.requested.as_ref()),
-            ..self.binding(name, sink, place, opener, take_over)
+            ..self.binding(name, sink, destination, opener, take_over)
         };
-        let known = self.good.get(&line.binding).filter(|known| known.place.is_at(place));
-        if known.is_some_and(|known| same(&known.binding, &candidate)) {
+        let known = self.usable.get(&line.binding).filter(|known| known.destination.is_at(destination));
+        if known.is_some_and(|known| is_same_definition(&known.binding, &candidate)) {
             return true;
         }
-        let is_other = |known: &Good| {
+        let has_new_sink_or_request = |known: &UsableBinding| {
             known.binding.requested != candidate.requested
                 || !Arc::ptr_eq(&known.binding.sink, &candidate.sink)
         };
-        if known.is_some_and(is_other) {
+        if known.is_some_and(has_new_sink_or_request) {
             // The sink or the request is new: close the circuit breaker, because an attempt may succeed now.
             candidate.breaker.close();
         }
-        self.versions += 1;
+        self.last_version += 1;
         let wanted = WantedVersion {
-            number: self.versions,
+            number: self.last_version,
             since: Instant::now(),
             cadence: candidate.cadence.min_change,
             requested: annotation(metadata, REQUESTED_AT),
         };
-        self.binding_states.begin(&line.binding, place, &candidate.progress, wanted);
-        let binding = Arc::new(Binding { version: self.versions, ..candidate });
-        self.good.insert(line.binding.clone(), Good { place: place.clone(), binding });
+        self.binding_states.begin(&line.binding, destination, &candidate.progress, wanted);
+        let binding = Arc::new(Binding { version: self.last_version, ..candidate });
+        self.usable.insert(line.binding.clone(), UsableBinding { destination: destination.clone(), binding });
         true
     }
 
@@ -356,26 +378,26 @@ impl Bindings {
         &mut self,
         name: &InventoryName,
         sink: &BoundSink,
-        place: &ExportPlace,
-        opener: Arc<dyn Open>,
+        destination: &ExportDestination,
+        opener: Arc<dyn OpenSink>,
         take_over: TakeOver,
     ) -> Binding {
         let claimant = Claimant {
             owner: Some(self.cluster.clone()),
-            writer: Writer::Operator,
+            writer: WriterProgram::Operator,
             take_over,
             sink: sink.name.to_string(),
             ..Claimant::default()
         };
-        let Shared { breaker, claim_checks } =
+        let SinkShared { breaker, claim_checks } =
             self.shared.entry((sink.family, sink.key.clone())).or_default().clone();
-        let inventory = name.in_cluster(&place.cluster);
+        let inventory = name.in_cluster(&destination.cluster);
         Binding {
-            scope: self.scope.clone(),
+            watched: self.watched.clone(),
             claim_checks,
             claim_check_interval: self.claim_check_interval,
             breaker,
-            ..Binding::new(inventory, claimant, place.destination.clone(), opener)
+            ..Binding::new(inventory, claimant, destination.destination.clone(), opener)
         }
     }
 
@@ -384,14 +406,14 @@ impl Bindings {
         &mut self,
         name: &InventoryName,
         sink: &BoundSink,
-        place: &ExportPlace,
+        destination: &ExportDestination,
         plan: &Plan,
-    ) -> Arc<dyn Open> {
-        let key = (binding_name(name, &sink.name), place.without_id());
+    ) -> Arc<dyn OpenSink> {
+        let key = (binding_name(name, &sink.name), destination.without_id());
         if let Some((_, opener)) = self.openers.get(&key).filter(|(known, _)| known == plan) {
             return opener.clone();
         }
-        let opener: Arc<dyn Open> = Arc::new(Planned {
+        let opener: Arc<dyn OpenSink> = Arc::new(MeasuredPlan {
             sinks: self.sinks.clone(),
             plan: plan.clone(),
             policy: self.operator_policy.sink_policy(&sink.key.0),
@@ -403,121 +425,139 @@ impl Bindings {
     }
 
     /// How a destination that a binding has left is opened: with the current sink, or as this process opened it before.
-    fn opener_of_left(
+    fn opener_of_abandoned(
         &mut self,
         name: &InventoryName,
         sink: &BoundSink,
-        place: &ExportPlace,
-    ) -> Option<Arc<dyn Open>> {
+        destination: &ExportDestination,
+    ) -> Option<Arc<dyn OpenSink>> {
         if let Ok(Some(plan)) = &*sink.plan {
             let policy = self.operator_policy.sink_policy(&sink.key.0);
-            if let Some(plan) = self.operator_policy.plan_at(plan, &place.destination, &policy) {
-                return Some(self.opener(name, sink, place, &plan));
+            if let Some(plan) = self.operator_policy.plan_at(plan, &destination.destination, &policy) {
+                return Some(self.opener(name, sink, destination, &plan));
             }
         }
-        let key = (binding_name(name, &sink.name), place.without_id());
+        let key = (binding_name(name, &sink.name), destination.without_id());
         self.openers.get(&key).map(|(_, opener)| opener.clone())
     }
 
-    /// Tells the bindings of an inventory about each other.
-    fn join(&self, name: &InventoryName, lines: &[Line<'_>]) {
+    /// Gives each binding of an inventory the list of the others.
+    fn set_siblings(&self, name: &InventoryName, lines: &[SinkLine<'_>]) {
         let Some(siblings) = self.siblings.get(name) else { return };
         siblings.set(lines.iter().filter_map(|line| self.sibling(line)).collect());
     }
 
-    fn sibling(&self, line: &Line<'_>) -> Option<Sibling> {
-        let Binding { current, sink, .. } = &*self.good.get(&line.binding)?.binding;
-        Some(Sibling { name: line.binding.sink.clone(), current: current.clone(), sink: sink.clone() })
+    fn sibling(&self, line: &SinkLine<'_>) -> Option<SiblingBinding> {
+        let Binding { current, sink, .. } = &*self.usable.get(&line.binding)?.binding;
+        Some(SiblingBinding { name: line.binding.sink.clone(), current: current.clone(), sink: sink.clone() })
     }
 
-    /// The destinations of a line to clean now. Those that cannot be cleaned are recorded in `left` or in the binding states.
+    /// The destinations of a line to clean now. Those that cannot be cleaned are recorded in `cleaning_state` or in the
+    /// binding states.
     fn clean(
         &mut self,
-        inventory: &Inventory<'_>,
-        line: &Line<'_>,
-        lines: &[Line<'_>],
-        left: &mut Left,
-    ) -> Vec<Leftover> {
-        let told = line.told();
-        let wanted = if inventory.is_deleted() { None } else { line.wanted(&told) };
-        let (next, due) = self.binding_states.advance(&line.binding, told, wanted.as_ref());
-        let mut leftovers = Vec::new();
+        inventory: &InventoryBindings<'_>,
+        line: &SinkLine<'_>,
+        lines: &[SinkLine<'_>],
+        cleaning_state: &mut CleaningState,
+    ) -> Vec<AbandonedDestination> {
+        let in_status = line.destinations();
+        let wanted = if inventory.is_deleted() { None } else { line.wanted(&in_status) };
+        let (next, may_clean) = self.binding_states.advance(&line.binding, in_status, wanted.as_ref());
+        let mut to_clean = Vec::new();
         let mut lost = BTreeSet::new();
-        for place in &next.left {
-            let is_written = |other: &Line<'_>| other.binding != line.binding && other.writes(place);
+        for destination in &next.left {
+            let is_written =
+                |other: &SinkLine<'_>| other.binding != line.binding && other.writes(destination);
             if !inventory.is_deleted() && lines.iter().any(is_written) {
                 // Another sink of the inventory writes there now.
-                self.binding_states.give_up(&line.binding, place);
+                self.binding_states.give_up(&line.binding, destination);
                 continue;
             }
-            let named = format!("{} at {place}", line.binding.sink);
+            let sink_at_destination = format!("{} at {destination}", line.binding.sink);
             if inventory.is_deleted() {
-                left.unclean.entry(inventory.name.clone()).or_default().push(named.clone());
+                cleaning_state
+                    .unclean
+                    .entry(inventory.name.clone())
+                    .or_default()
+                    .push(sink_at_destination.clone());
             }
-            match self.cleaning(inventory, line, lines, place) {
-                Cleaning::Begins(leftover) if due => leftovers.push(leftover),
-                Cleaning::Begins(_) | Cleaning::Waits => {}
-                Cleaning::Impossible if inventory.is_deleted() => continue,
-                Cleaning::Impossible if place.asked_only => self.binding_states.give_up(&line.binding, place),
-                Cleaning::Impossible if next.is_held_under_another_name(place) => {
-                    self.binding_states.adopt(&line.binding, place);
+            match self.cleaning(inventory, line, lines, destination) {
+                CleaningDecision::Begins(abandoned) if may_clean => to_clean.push(abandoned),
+                CleaningDecision::Begins(_) | CleaningDecision::Waits => {}
+                CleaningDecision::Impossible if inventory.is_deleted() => continue,
+                CleaningDecision::Impossible if destination.asked_only => {
+                    self.binding_states.give_up(&line.binding, destination);
                 }
-                Cleaning::Impossible if wanted.is_some() => drop(lost.insert(place.clone())),
-                Cleaning::Impossible => {
-                    self.binding_states.give_up(&line.binding, place);
-                    left.behind.entry(inventory.name.clone()).or_default().push(named);
+                CleaningDecision::Impossible if next.is_held_under_another_name(destination) => {
+                    self.binding_states.adopt(&line.binding, destination);
+                }
+                CleaningDecision::Impossible if wanted.is_some() => drop(lost.insert(destination.clone())),
+                CleaningDecision::Impossible => {
+                    self.binding_states.give_up(&line.binding, destination);
+                    cleaning_state
+                        .left_behind
+                        .entry(inventory.name.clone())
+                        .or_default()
+                        .push(sink_at_destination);
                 }
             }
             if inventory.is_deleted() {
-                left.waiting.insert(inventory.name.clone());
+                cleaning_state.waiting.insert(inventory.name.clone());
             }
         }
-        self.binding_states.lose(&line.binding, lost);
-        leftovers
+        self.binding_states.set_lost(&line.binding, lost);
+        to_clean
     }
 
     fn cleaning(
         &mut self,
-        inventory: &Inventory<'_>,
-        line: &Line<'_>,
-        lines: &[Line<'_>],
-        place: &ExportPlace,
-    ) -> Cleaning {
-        let Some(sink) = &line.sink else { return Cleaning::Impossible };
+        inventory: &InventoryBindings<'_>,
+        line: &SinkLine<'_>,
+        lines: &[SinkLine<'_>],
+        destination: &ExportDestination,
+    ) -> CleaningDecision {
+        let Some(sink) = &line.sink else { return CleaningDecision::Impossible };
         let name = inventory.name;
-        let Some(opener) = self.opener_of_left(name, sink, place) else {
-            let is_gone = |reason| reason == Reason::SinkNotFound;
+        let Some(opener) = self.opener_of_abandoned(name, sink, destination) else {
+            let is_missing = |reason| reason == Reason::SinkNotFound;
             return match &*sink.plan {
-                Ok(Some(_)) => Cleaning::Impossible,
-                Err(faults) if faults.iter().any(|fault| is_gone(fault.reason)) => Cleaning::Impossible,
-                Ok(None) | Err(_) => Cleaning::Waits,
+                Ok(Some(_)) => CleaningDecision::Impossible,
+                Err(faults) if faults.iter().any(|fault| is_missing(fault.reason)) => {
+                    CleaningDecision::Impossible
+                }
+                Ok(None) | Err(_) => CleaningDecision::Waits,
             };
         };
         let mut others = Vec::new();
         for other in lines.iter().filter(|other| other.is_named && !inventory.is_deleted()) {
-            let held = other.told().held.filter(|_| other.binding != line.binding);
-            let good = self.good.get(&other.binding).map(|good| &good.place);
-            if !good.or(held.as_ref()).is_some_and(|other| may_be(other, held.as_ref(), place)) {
+            let held = other.destinations().held.filter(|_| other.binding != line.binding);
+            let usable = self.usable.get(&other.binding).map(|usable| &usable.destination);
+            if !usable
+                .or(held.as_ref())
+                .is_some_and(|other| may_be_same_destination(other, held.as_ref(), destination))
+            {
                 continue;
             }
             match self.sibling(other) {
                 Some(sibling) => others.push(sibling),
-                // The other sink cannot be asked now, and may lead to the same destination.
-                None => return Cleaning::Waits,
+                // The other sink cannot be opened now, and may lead to the same destination.
+                None => return CleaningDecision::Waits,
             }
         }
         let moved = line.is_named && !inventory.is_deleted();
-        let mut binding = self.binding(name, sink, place, opener, TakeOver::Never);
-        if let Some(good) = self.good.get(&line.binding).filter(|_| moved) {
-            (binding.targets, binding.rest) = (good.binding.targets.clone(), good.binding.rest.clone());
+        let mut binding = self.binding(name, sink, destination, opener, TakeOver::Never);
+        if let Some(usable) = self.usable.get(&line.binding).filter(|_| moved) {
+            (binding.targets, binding.outside) =
+                (usable.binding.targets.clone(), usable.binding.outside.clone());
         }
         let binding = Arc::new(binding);
-        let (name, was_granted) = (line.binding.clone(), !place.asked_only);
-        Cleaning::Begins(Leftover { name, binding, was_granted, others, moved })
+        let (name, was_granted) = (line.binding.clone(), !destination.asked_only);
+        CleaningDecision::Begins(AbandonedDestination { name, binding, was_granted, others, moved })
     }
 }
 
-impl Inventory<'_> {
+impl InventoryBindings<'_> {
     fn is_deleted(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
     }
@@ -528,53 +568,63 @@ impl Inventory<'_> {
         object_set: &ObjectSet,
         operator_policy: &OperatorPolicy,
         resolved: &Resolved,
-    ) -> Vec<Line<'_>> {
+    ) -> Vec<SinkLine<'_>> {
         let exports = &self.status.sink_exports;
         let binding = |sink: &SinkName| binding_name(self.name, sink);
         let mut lines = Vec::new();
         for sink in &self.resolved.sinks {
             let export = exports.iter().find(|export| export.name == sink.name);
             let (binding, sink) = (binding(&sink.name), Some(sink.clone()));
-            lines.push(Line { binding, sink, export, is_named: true });
+            lines.push(SinkLine { binding, sink, export, is_named: true });
         }
         let is_named = |export: &&SinkExport| self.resolved.sinks.iter().any(|sink| sink.name == export.name);
         for export in exports.iter().filter(|export| !is_named(export)) {
             let namespace =
                 export.namespace.as_deref().or(self.name.namespace.as_deref()).unwrap_or_default();
-            let sink = object_set.left_sink(&export.name, namespace, operator_policy, &resolved.sinks);
-            lines.push(Line { binding: binding(&export.name), sink, export: Some(export), is_named: false });
+            let sink = object_set.abandoned_sink(&export.name, namespace, operator_policy, &resolved.sinks);
+            lines.push(SinkLine {
+                binding: binding(&export.name),
+                sink,
+                export: Some(export),
+                is_named: false,
+            });
         }
         lines
     }
 }
 
-impl Line<'_> {
-    /// What the status says about the destinations.
-    fn told(&self) -> Destinations {
-        let leads_to = self.sink.as_ref().and_then(|sink| sink.place.as_ref());
+impl SinkLine<'_> {
+    /// The destinations in the status.
+    fn destinations(&self) -> Destinations {
+        let leads_to = self.sink.as_ref().and_then(|sink| sink.destination.as_ref());
         self.export.map(|export| Destinations::of(export, leads_to)).unwrap_or_default()
     }
 
-    /// Whether the rows are written to a destination, and the status says so.
-    fn writes(&self, place: &ExportPlace) -> bool {
-        let told = self.told();
-        told.speak_of(place) && self.wanted(&told).is_some_and(|wanted| wanted.is_at(place))
+    /// Whether the rows are written to a destination, and the status names it.
+    fn writes(&self, destination: &ExportDestination) -> bool {
+        let in_status = self.destinations();
+        in_status.names(destination)
+            && self.wanted(&in_status).is_some_and(|wanted| wanted.is_at(destination))
     }
 
     /// Where the rows should be. While the destination of the sink is unknown, they stay where they are.
-    fn wanted(&self, told: &Destinations) -> Option<ExportPlace> {
+    fn wanted(&self, in_status: &Destinations) -> Option<ExportDestination> {
         let sink = self.sink.as_ref().filter(|_| self.is_named)?;
-        sink.place.clone().or_else(|| told.claiming.clone()).or_else(|| told.held.clone())
+        sink.destination.clone().or_else(|| in_status.claiming.clone()).or_else(|| in_status.held.clone())
     }
 }
 
-/// Whether the destination of another binding may be `place` under another name. `held` is that destination with its
-/// id: different ids mean different destinations.
-fn may_be(other: &ExportPlace, held: Option<&ExportPlace>, place: &ExportPlace) -> bool {
+/// Whether the destination of another binding may be `destination` under another name. `held` is that destination with
+/// its id: different ids mean different destinations.
+fn may_be_same_destination(
+    other: &ExportDestination,
+    held: Option<&ExportDestination>,
+    destination: &ExportDestination,
+) -> bool {
     let id = held.filter(|held| held.is_at(other)).and_then(|held| held.id.as_ref());
-    other.cluster == place.cluster
-        && other.destination.scheme() == place.destination.scheme()
-        && (id.is_none() || place.id.is_none() || id == place.id.as_ref())
+    other.cluster == destination.cluster
+        && other.destination.scheme() == destination.destination.scheme()
+        && (id.is_none() || destination.id.is_none() || id == destination.id.as_ref())
 }
 
 /// Combines the request annotations of an inventory and of its sink.
@@ -586,20 +636,20 @@ fn requested(inventory: Option<String>, sink: Option<&String>) -> Option<String>
 }
 
 fn annotation(metadata: &ObjectMeta, key: &str) -> Option<String> {
-    metadata.annotations.as_ref().and_then(|all| all.get(key)).cloned()
+    metadata.annotations.as_ref().and_then(|annotations| annotations.get(key)).cloned()
 }
 
 /// Whether two definitions are equal in everything that a running binding depends on.
-fn same(a: &Binding, b: &Binding) -> bool {
-    a.inventory == b.inventory
-        && a.generation == b.generation
-        && a.claimant == b.claimant
-        && a.targets == b.targets
-        && a.cadence == b.cadence
-        && a.row_filter == b.row_filter
-        && a.removal_guard == b.removal_guard
-        && a.selected == b.selected
-        && a.part_bytes == b.part_bytes
-        && a.requested == b.requested
-        && Arc::ptr_eq(&a.sink, &b.sink)
+fn is_same_definition(old: &Binding, new: &Binding) -> bool {
+    old.inventory == new.inventory
+        && old.generation == new.generation
+        && old.claimant == new.claimant
+        && old.targets == new.targets
+        && old.cadence == new.cadence
+        && old.row_filter == new.row_filter
+        && old.removal_guard == new.removal_guard
+        && old.selected == new.selected
+        && old.part_bytes == new.part_bytes
+        && old.requested == new.requested
+        && Arc::ptr_eq(&old.sink, &new.sink)
 }

@@ -125,12 +125,14 @@ pub(crate) fn recoveries<'a>(before: &'a [Condition], after: &'a [Condition]) ->
 
 /// Conditions that are new, or whose status or reason has changed.
 pub(crate) fn transitions<'a>(before: &'a [Condition], after: &'a [Condition]) -> Vec<&'a Condition> {
-    let known = |condition: &&Condition| {
-        !before.iter().any(|b| {
-            b.type_ == condition.type_ && b.status == condition.status && b.reason == condition.reason
+    let is_new = |condition: &&Condition| {
+        !before.iter().any(|earlier| {
+            earlier.type_ == condition.type_
+                && earlier.status == condition.status
+                && earlier.reason == condition.reason
         })
     };
-    after.iter().filter(known).collect()
+    after.iter().filter(is_new).collect()
 }
 
 #[cfg(test)]

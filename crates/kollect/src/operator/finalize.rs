@@ -9,11 +9,11 @@ use kube::Client;
 use serde_json::json;
 use tracing::{info, warn};
 
-use super::status_writer::{create_event, patch_metadata, record};
+use super::status_writer::{create_event, event_json, patch_metadata};
 use crate::reason::Reason;
 
 /// Finalizers that this program or the Go implementation has set, by kind.
-const OURS: [(&str, &str); 4] = [
+const FINALIZERS: [(&str, &str); 4] = [
     ("KollectInventory", "kollect.dev/inventory-cleanup"),
     ("KollectClusterInventory", "kollect.dev/cluster-inventory-cleanup"),
     ("KollectTarget", "kollect.dev/target-cleanup"),
@@ -21,85 +21,87 @@ const OURS: [(&str, &str); 4] = [
 ];
 
 /// Limit of objects that are patched concurrently.
-const AT_ONCE: usize = 8;
+const MAX_CONCURRENT: usize = 8;
 
 /// The finalizer of a kind.
-fn ours(kind: &str) -> Option<&'static str> {
-    OURS.iter().find(|(own, _)| *own == kind).map(|(_, finalizer)| *finalizer)
+fn finalizer_of(kind: &str) -> Option<&'static str> {
+    FINALIZERS.iter().find(|(known, _)| *known == kind).map(|(_, finalizer)| *finalizer)
 }
 
-fn without(metadata: &ObjectMeta, finalizer: &str) -> Option<Vec<String>> {
+fn without_finalizer(metadata: &ObjectMeta, finalizer: &str) -> Option<Vec<String>> {
     let all = metadata.finalizers.as_ref()?;
-    all.iter().any(|f| f == finalizer).then(|| all.iter().filter(|f| *f != finalizer).cloned().collect())
+    all.iter()
+        .any(|other| other == finalizer)
+        .then(|| all.iter().filter(|other| *other != finalizer).cloned().collect())
 }
 
 /// A change of the metadata of an object, and the events to record with it.
-pub(crate) struct Step<'a> {
+pub(crate) struct MetadataChange<'a> {
     kind: &'static str,
     metadata: &'a ObjectMeta,
     /// The new list; `None`: no change.
     finalizers: Option<Vec<String>>,
     /// Destinations that hold rows which cannot be removed.
-    behind: Vec<String>,
+    left_behind: Vec<String>,
     /// Destinations that are, by their id, another known destination under another name.
     adopted: Vec<String>,
     /// Annotations to set; an empty value removes the annotation.
     annotations: Vec<(&'static str, String)>,
 }
 
-impl<'a> Step<'a> {
+impl<'a> MetadataChange<'a> {
     fn new(kind: &'static str, metadata: &'a ObjectMeta) -> Self {
-        let (behind, adopted, annotations) = (Vec::new(), Vec::new(), Vec::new());
-        Self { kind, metadata, finalizers: None, behind, adopted, annotations }
+        let (left_behind, adopted, annotations) = (Vec::new(), Vec::new(), Vec::new());
+        Self { kind, metadata, finalizers: None, left_behind, adopted, annotations }
     }
 }
 
 /// Adds the finalizer that keeps an inventory until its destinations are clean; `None` if it is there already.
-pub(crate) fn protect<'a>(kind: &'static str, metadata: &'a ObjectMeta) -> Option<Step<'a>> {
+pub(crate) fn protect<'a>(kind: &'static str, metadata: &'a ObjectMeta) -> Option<MetadataChange<'a>> {
     if is_protected(kind, metadata) {
         return None;
     }
     let mut finalizers = metadata.finalizers.clone().unwrap_or_default();
-    finalizers.push(ours(kind)?.to_owned());
-    Some(Step { finalizers: Some(finalizers), ..Step::new(kind, metadata) })
+    finalizers.push(finalizer_of(kind)?.to_owned());
+    Some(MetadataChange { finalizers: Some(finalizers), ..MetadataChange::new(kind, metadata) })
 }
 
 /// Whether an inventory has the finalizer of [`protect`].
 pub(crate) fn is_protected(kind: &str, metadata: &ObjectMeta) -> bool {
-    ours(kind).and_then(|finalizer| without(metadata, finalizer)).is_some()
+    finalizer_of(kind).and_then(|finalizer| without_finalizer(metadata, finalizer)).is_some()
 }
 
 /// Removes the finalizer; `None` if the object does not have it.
-pub(crate) fn release<'a>(kind: &'static str, metadata: &'a ObjectMeta) -> Option<Step<'a>> {
-    let finalizers = without(metadata, ours(kind)?)?;
-    Some(Step { finalizers: Some(finalizers), ..Step::new(kind, metadata) })
+pub(crate) fn release<'a>(kind: &'static str, metadata: &'a ObjectMeta) -> Option<MetadataChange<'a>> {
+    let finalizers = without_finalizer(metadata, finalizer_of(kind)?)?;
+    Some(MetadataChange { finalizers: Some(finalizers), ..MetadataChange::new(kind, metadata) })
 }
 
 /// Reports that rows of an inventory stay in destinations that the operator cannot clean.
-pub(crate) fn leave_behind<'a>(
+pub(crate) fn report_left_behind<'a>(
     kind: &'static str,
     metadata: &'a ObjectMeta,
-    behind: Vec<String>,
-) -> Option<Step<'a>> {
-    (!behind.is_empty()).then_some(Step { behind, ..Step::new(kind, metadata) })
+    left_behind: Vec<String>,
+) -> Option<MetadataChange<'a>> {
+    (!left_behind.is_empty()).then_some(MetadataChange { left_behind, ..MetadataChange::new(kind, metadata) })
 }
 
-/// Applies the steps, at most [`AT_ONCE`] concurrently.
-pub(crate) async fn take(client: &Client, steps: Vec<Step<'_>>) {
-    stream::iter(steps).for_each_concurrent(AT_ONCE, |step| step.take(client)).await;
+/// Applies the steps, at most [`MAX_CONCURRENT`] concurrently.
+pub(crate) async fn apply(client: &Client, steps: Vec<MetadataChange<'_>>) {
+    stream::iter(steps).for_each_concurrent(MAX_CONCURRENT, |step| step.apply(client)).await;
 }
 
-impl Step<'_> {
-    async fn take(self, client: &Client) {
-        let Self { kind, metadata, finalizers, behind, adopted, annotations } = self;
+impl MetadataChange<'_> {
+    async fn apply(self, client: &Client) {
+        let Self { kind, metadata, finalizers, left_behind, adopted, annotations } = self;
         let ObjectMeta { namespace, name, .. } = metadata;
-        if !behind.is_empty() {
+        if !left_behind.is_empty() {
             let message = format!(
                 "rows were left behind, because sinks could not be cleaned: {}; remove them by hand",
-                behind.join(", ")
+                left_behind.join(", ")
             );
             warn!(kind, namespace, name, detail = message, "left behind");
-            tell(client, kind, metadata, "Warning", Reason::CleanupTerminal, &message).await;
+            record_event(client, kind, metadata, "Warning", Reason::CleanupTerminal, &message).await;
         }
         if !adopted.is_empty() {
             let message = format!(
@@ -107,15 +109,16 @@ impl Step<'_> {
                  was removed there",
                 adopted.join(", ")
             );
-            tell(client, kind, metadata, "Normal", Reason::Adopted, &message).await;
+            record_event(client, kind, metadata, "Normal", Reason::Adopted, &message).await;
         }
         let mut patch = serde_json::Map::new();
         if let Some(finalizers) = finalizers {
             patch.insert("finalizers".into(), json!(finalizers));
         }
         if !annotations.is_empty() {
-            let changed =
-                annotations.into_iter().map(|(key, text)| (key, Some(text).filter(|t| !t.is_empty())));
+            let changed = annotations
+                .into_iter()
+                .map(|(key, value)| (key, Some(value).filter(|value| !value.is_empty())));
             patch.insert("annotations".into(), json!(changed.collect::<BTreeMap<_, _>>()));
         }
         if patch.is_empty() {
@@ -128,7 +131,7 @@ impl Step<'_> {
     }
 }
 
-async fn tell(
+async fn record_event(
     client: &Client,
     kind: &'static str,
     metadata: &ObjectMeta,
@@ -136,27 +139,28 @@ async fn tell(
     reason: Reason,
     message: &str,
 ) {
-    let event = record(kind, metadata, type_, reason.as_str(), message);
+    let event = event_json(kind, metadata, type_, reason.as_str(), message);
     let namespace = metadata.namespace.as_deref().unwrap_or_default();
     if let Err(error) = create_event(client, namespace, event).await {
         info!(%error, "cannot record an event");
     }
 }
 
-/// Removes the finalizer of a deleted inventory if no destination is `unclean`, if no cleaning is possible any more (no
-/// `hope`), or if the deletion has lasted for `patience`. `unclean` are the destinations that still hold rows.
+/// Removes the finalizer of a deleted inventory if no destination is `unclean`, if none of these `can_be_cleaned` any
+/// more, or if the deletion has lasted for `timeout`. `unclean` are the destinations that still hold rows.
 pub(crate) fn finish<'a>(
     kind: &'static str,
     metadata: &'a ObjectMeta,
     unclean: Vec<String>,
-    hope: bool,
-    patience: Duration,
-) -> Option<Step<'a>> {
+    can_be_cleaned: bool,
+    timeout: Duration,
+) -> Option<MetadataChange<'a>> {
     let step = release(kind, metadata)?;
     let deleted = metadata.deletion_timestamp.as_ref().map_or(clock::timestamp(), |time| time.0);
     let waited = clock::timestamp().as_second() - deleted.as_second();
-    let late = waited >= i64::try_from(patience.as_secs()).unwrap_or(i64::MAX);
-    (unclean.is_empty() || !hope || late).then_some(Step { behind: unclean, ..step })
+    let timed_out = waited >= i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
+    (unclean.is_empty() || !can_be_cleaned || timed_out)
+        .then_some(MetadataChange { left_behind: unclean, ..step })
 }
 
 /// Changes annotations whose request has been handled; an empty value removes the annotation.
@@ -164,11 +168,15 @@ pub(crate) fn annotate<'a>(
     kind: &'static str,
     metadata: &'a ObjectMeta,
     annotations: Vec<(&'static str, String)>,
-) -> Option<Step<'a>> {
-    (!annotations.is_empty()).then_some(Step { annotations, ..Step::new(kind, metadata) })
+) -> Option<MetadataChange<'a>> {
+    (!annotations.is_empty()).then_some(MetadataChange { annotations, ..MetadataChange::new(kind, metadata) })
 }
 
 /// Reports that destinations are, by their id, another known destination under another name.
-pub(crate) fn adopt<'a>(kind: &'static str, metadata: &'a ObjectMeta, adopted: Vec<String>) -> Step<'a> {
-    Step { adopted, ..Step::new(kind, metadata) }
+pub(crate) fn report_adopted<'a>(
+    kind: &'static str,
+    metadata: &'a ObjectMeta,
+    adopted: Vec<String>,
+) -> MetadataChange<'a> {
+    MetadataChange { adopted, ..MetadataChange::new(kind, metadata) }
 }

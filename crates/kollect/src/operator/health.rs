@@ -1,4 +1,4 @@
-//! /healthz: the loop is not stuck. /readyz: all objects have been listed; the answer says whether the process leads.
+//! /healthz: the loop is not stuck. /readyz: all objects have been listed; the answer shows whether the process leads.
 
 use std::{
     sync::{
@@ -15,38 +15,38 @@ use tracing::warn;
 
 use super::{
     leader::Leadership,
-    serve::{Endpoint, Limits, Server, Tls},
+    serve::{HttpServer, Limits, ListenEndpoint, ServerTls},
 };
 
 /// A loop that has not started a turn for this long is stuck.
-const STUCK: Duration = Duration::from_mins(2);
+const STUCK_AFTER: Duration = Duration::from_mins(2);
 
 /// The state that both probes report.
 #[derive(Clone)]
 pub(crate) struct Health {
-    turned: watch::Sender<Instant>,
-    settled: Arc<AtomicBool>,
+    last_turn: watch::Sender<Instant>,
+    all_listed: Arc<AtomicBool>,
 }
 
 impl Default for Health {
     fn default() -> Self {
-        Self { turned: watch::Sender::new(Instant::now()), settled: Arc::default() }
+        Self { last_turn: watch::Sender::new(Instant::now()), all_listed: Arc::default() }
     }
 }
 
 impl Health {
     /// Records that the loop has started a turn.
-    pub(crate) fn turned(&self) {
-        self.turned.send_replace(Instant::now());
+    pub(crate) fn record_turn(&self) {
+        self.last_turn.send_replace(Instant::now());
     }
 
     /// Records that all objects have been listed.
-    pub(crate) fn settled(&self) {
-        self.settled.store(true, Ordering::Relaxed);
+    pub(crate) fn record_all_listed(&self) {
+        self.all_listed.store(true, Ordering::Relaxed);
     }
 
     fn is_alive(&self) -> bool {
-        self.turned.borrow().elapsed() < STUCK
+        self.last_turn.borrow().elapsed() < STUCK_AFTER
     }
 }
 
@@ -56,7 +56,7 @@ pub(crate) async fn serve(
     health: Health,
     leadership: watch::Receiver<Leadership>,
     tasks: &Tasks,
-) -> anyhow::Result<Option<Server>> {
+) -> anyhow::Result<Option<HttpServer>> {
     if address == "0" {
         return Ok(None);
     }
@@ -70,20 +70,20 @@ pub(crate) async fn serve(
     };
     let readyz = move || async move {
         let leadership = leadership.borrow().to_string();
-        if health.settled.load(Ordering::Relaxed) {
+        if health.all_listed.load(Ordering::Relaxed) {
             (StatusCode::OK, format!("ok: {leadership}\n"))
         } else {
             (StatusCode::SERVICE_UNAVAILABLE, "objects are being listed\n".to_owned())
         }
     };
     let router = Router::new().route("/healthz", get(healthz)).route("/readyz", get(readyz));
-    let endpoint = Endpoint {
+    let endpoint = ListenEndpoint {
         flag: "--health-probe-bind-address",
         address: address.to_owned(),
-        tls: Tls::Off,
+        tls: ServerTls::Off,
         http2: false,
         limits: Limits::default(),
     };
-    let report = Arc::new(|notice: super::serve::Notice| warn!(%notice, "probes"));
-    Server::start(tasks, endpoint, router, report).await.map(Some)
+    let report = Arc::new(|notice: super::serve::ServerNotice| warn!(%notice, "probes"));
+    HttpServer::start(tasks, endpoint, router, report).await.map(Some)
 }

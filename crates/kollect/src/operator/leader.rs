@@ -3,13 +3,13 @@
 //! A leader that cannot renew stops leading at its renew deadline, before another process can take over. It keeps
 //! trying, and leads again in a new term. Losing the lease does not end the process.
 
-mod campaign;
+mod elector;
 mod record;
 
 use std::{fmt, time::Duration};
 
 use anyhow::bail;
-use campaign::Campaign;
+use elector::Elector;
 use kollect_engine::tasks::{Task, TaskKind, Tasks};
 use kube::Client;
 use tokio::{
@@ -21,11 +21,11 @@ use tokio::{
 pub(crate) const LEASE: &str = "3274ac8a.kollect.dev";
 
 /// How long a start waits for the first answer about the lease.
-const FIRST_ANSWER: Duration = Duration::from_secs(2);
+const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Timings of the election.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Timings {
+pub(crate) struct LeaseTimings {
     /// How long other candidates wait for a leader that does not renew.
     pub(crate) lease: Duration,
     /// When a leader that cannot renew stops leading.
@@ -34,7 +34,7 @@ pub(crate) struct Timings {
     pub(crate) retry: Duration,
 }
 
-impl Default for Timings {
+impl Default for LeaseTimings {
     fn default() -> Self {
         Self {
             lease: Duration::from_secs(15),
@@ -44,7 +44,7 @@ impl Default for Timings {
     }
 }
 
-impl Timings {
+impl LeaseTimings {
     /// Checks that a leader stops before another one may start. The error names the flags.
     pub(crate) fn check(self) -> anyhow::Result<()> {
         let Self { lease, renew_deadline, retry } = self;
@@ -92,7 +92,7 @@ pub(crate) enum Leadership {
 }
 
 impl Leadership {
-    /// The current term. It ends at the deadline, even if the campaign has not published that yet.
+    /// The current term. It ends at the deadline, even if the elector has not published that yet.
     pub(crate) fn term(&self) -> Option<u64> {
         match *self {
             Self::Leading { term, until, .. } if until.is_none_or(|until| Instant::now() < until) => {
@@ -124,9 +124,9 @@ impl fmt::Display for Leadership {
     }
 }
 
-/// Waits until this process leads, and returns the term; `None` once the candidate is gone.
+/// Waits until this process leads, and returns the term; `None` once the candidate has ended.
 #[cfg(test)]
-pub(crate) async fn gained(leadership: &mut watch::Receiver<Leadership>) -> Option<u64> {
+pub(crate) async fn wait_for_term(leadership: &mut watch::Receiver<Leadership>) -> Option<u64> {
     loop {
         let term = leadership.borrow_and_update().term();
         if term.is_some() {
@@ -138,7 +138,7 @@ pub(crate) async fn gained(leadership: &mut watch::Receiver<Leadership>) -> Opti
 
 /// Waits until a term is over. The caller must then drop all writers. Returns at the renew deadline even if the
 /// candidate itself is stuck.
-pub(crate) async fn ended(leadership: &mut watch::Receiver<Leadership>, term: u64) {
+pub(crate) async fn wait_for_end(leadership: &mut watch::Receiver<Leadership>, term: u64) {
     loop {
         let now = leadership.borrow_and_update().clone();
         if now.term() != Some(term) {
@@ -148,12 +148,12 @@ pub(crate) async fn ended(leadership: &mut watch::Receiver<Leadership>, term: u6
             // Both branches check the newest state again.
             biased;
             changed = leadership.changed() => if changed.is_err() { return },
-            () = at(now.until()) => {}
+            () = sleep_until(now.until()) => {}
         }
     }
 }
 
-async fn at(deadline: Option<Instant>) {
+async fn sleep_until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => time::sleep_until(deadline).await,
         None => std::future::pending().await,
@@ -184,22 +184,22 @@ impl Leader {
         client: Client,
         namespace: &str,
         identity: String,
-        timings: Timings,
+        timings: LeaseTimings,
         tasks: &Tasks,
     ) -> anyhow::Result<LeaderHandle> {
         timings.check()?;
         let (leadership, receiver) = watch::channel(Leadership::Standby { holder: None, problem: None });
         let (stop, stopped) = oneshot::channel();
-        let campaign = Campaign::new(client, namespace, identity, timings, leadership);
-        let task = tasks.core(TaskKind::Lease.into(), campaign.run(stopped));
-        Ok(LeaderHandle { receiver, stop: Stop::Campaign(stop, task) })
+        let elector = Elector::new(client, namespace, identity, timings, leadership);
+        let task = tasks.core(TaskKind::Lease.into(), elector.run(stopped));
+        Ok(LeaderHandle { receiver, stop: LeaderStop::Elected(stop, task) })
     }
 
     /// Leads without election until it is released.
     pub(crate) fn alone() -> LeaderHandle {
         let (leadership, receiver) =
             watch::channel(Leadership::Leading { term: 1, until: None, problem: None });
-        LeaderHandle { receiver, stop: Stop::Alone(leadership) }
+        LeaderHandle { receiver, stop: LeaderStop::Alone(leadership) }
     }
 }
 
@@ -207,39 +207,39 @@ impl Leader {
 /// expires.
 pub(crate) struct LeaderHandle {
     receiver: watch::Receiver<Leadership>,
-    stop: Stop,
+    stop: LeaderStop,
 }
 
-enum Stop {
-    Campaign(oneshot::Sender<()>, Task<Option<()>>),
+enum LeaderStop {
+    Elected(oneshot::Sender<()>, Task<Option<()>>),
     Alone(watch::Sender<Leadership>),
 }
 
 impl LeaderHandle {
-    /// The role of this process, and its changes; see [`gained`] and [`ended`].
+    /// The role of this process, and its changes; see [`wait_for_end`].
     pub(crate) fn watch(&self) -> watch::Receiver<Leadership> {
         self.receiver.clone()
     }
 
-    /// Waits for the first answer about the lease, at most [`FIRST_ANSWER`]. Lists that start afterwards are not older
-    /// than a term that begins at once.
-    pub(crate) async fn asked(&self) {
-        let unasked = Leadership::Standby { holder: None, problem: None };
+    /// Waits for the first answer about the lease, at most [`FIRST_ANSWER_TIMEOUT`]. Lists that start afterwards are not
+    /// older than a term that begins at once.
+    pub(crate) async fn wait_for_first_answer(&self) {
+        let no_answer_yet = Leadership::Standby { holder: None, problem: None };
         let mut leadership = self.watch();
-        drop(time::timeout(FIRST_ANSWER, leadership.wait_for(|now| *now != unasked)).await);
+        drop(time::timeout(FIRST_ANSWER_TIMEOUT, leadership.wait_for(|now| *now != no_answer_yet)).await);
     }
 
     /// Ends the candidacy, and releases the lease so that a standby takes over at once. The caller must have stopped
     /// writing. Takes seconds at most, even if the API server does not answer.
     pub(crate) async fn release(self) {
         match self.stop {
-            Stop::Campaign(stop, task) => {
+            LeaderStop::Elected(stop, task) => {
                 if stop.send(()).is_ok() {
                     // A task that panicked has not released the lease, which then expires.
                     task.await.ok();
                 }
             }
-            Stop::Alone(leadership) => {
+            LeaderStop::Alone(leadership) => {
                 leadership.send_replace(Leadership::Standby { holder: None, problem: None });
             }
         }

@@ -28,15 +28,15 @@ use super::args::LogFormat;
 
 /// The client of the API server. It logs every try of every request that fails, without the request, and
 /// every connection whose certificate it does not verify.
-const CLIENT: &str = "kube_client";
+const CLIENT_TARGET: &str = "kube_client";
 /// The part of it that sends requests: it has a span for each.
-const REQUESTS: &str = "kube_client::client::builder";
+const REQUEST_TARGET: &str = "kube_client::client::builder";
 /// The code that connects logs this once, with the server.
 const NOT_VERIFIED: &str = "Server cert bypassed";
 /// How long a request that fails in the same way is not logged again.
-const SILENCE: Duration = Duration::from_mins(10);
+const REPEAT_AFTER: Duration = Duration::from_mins(10);
 /// Limit of remembered requests; beyond it all are forgotten, and may be logged again.
-const REMEMBERED: usize = 1024;
+const MAX_REMEMBERED: usize = 1024;
 
 /// Starts logging to standard error. `levels` is a level or a filter such as `kollect=debug`.
 pub(super) fn start(levels: &str, format: Option<LogFormat>) -> Result<(), TryInitError> {
@@ -49,14 +49,14 @@ pub(super) fn start(levels: &str, format: Option<LogFormat>) -> Result<(), TryIn
 
 /// Whether the levels name the client: then all its events at these levels are logged.
 fn names_client(levels: &str) -> bool {
-    levels.contains(CLIENT)
+    levels.contains(CLIENT_TARGET)
 }
 
-/// The levels that are logged, and the spans that say which request an event is about.
+/// The levels that are logged, and the spans that show which request an event is about.
 fn filter(levels: &str) -> EnvFilter {
-    let known = EnvFilter::try_new(levels).unwrap_or_else(|_| EnvFilter::new("info"));
-    let requests = format!("{REQUESTS}=debug").parse().ok().filter(|_| !names_client(levels));
-    requests.into_iter().fold(known, EnvFilter::add_directive)
+    let filter = EnvFilter::try_new(levels).unwrap_or_else(|_| EnvFilter::new("info"));
+    let requests = format!("{REQUEST_TARGET}=debug").parse().ok().filter(|_| !names_client(levels));
+    requests.into_iter().fold(filter, EnvFilter::add_directive)
 }
 
 /// Writes events as lines.
@@ -70,45 +70,46 @@ where
         LogFormat::Json => lines.json().flatten_event(true).with_current_span(false).boxed(),
         LogFormat::Text => lines.with_ansi(colours).with_target(false).boxed(),
     };
-    lines.with_filter(Once { all: names_client(levels), said: Mutex::default() })
+    lines.with_filter(DropRepeated { drops_nothing: names_client(levels), logged_failures: Mutex::default() })
 }
 
 /// Drops repeated events of the client.
-struct Once {
+struct DropRepeated {
     /// Drop nothing.
-    all: bool,
+    drops_nothing: bool,
     /// Requests, with how they failed and when that was logged.
-    said: Mutex<BTreeMap<String, (String, Instant)>>,
+    logged_failures: Mutex<BTreeMap<String, (String, Instant)>>,
 }
 
-impl Once {
+impl DropRepeated {
     /// Whether the failure of a request has not been logged for a while.
     fn is_new(&self, request: String, failure: String) -> bool {
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged_failures = self.logged_failures.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        let known =
-            |(before, at): &(String, Instant)| *before == failure && now.duration_since(*at) < SILENCE;
-        if said.get(&request).is_some_and(known) {
+        let is_repeated = |(before, logged): &(String, Instant)| {
+            *before == failure && now.duration_since(*logged) < REPEAT_AFTER
+        };
+        if logged_failures.get(&request).is_some_and(is_repeated) {
             return false;
         }
-        if said.len() >= REMEMBERED {
-            said.clear();
+        if logged_failures.len() >= MAX_REMEMBERED {
+            logged_failures.clear();
         }
-        said.insert(request, (failure, now));
+        logged_failures.insert(request, (failure, now));
         true
     }
 }
 
-impl<S: Subscriber + for<'a> LookupSpan<'a>> Filter<S> for Once {
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Filter<S> for DropRepeated {
     fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
         true
     }
 
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
-        if attributes.metadata().target() == REQUESTS
+        if attributes.metadata().target() == REQUEST_TARGET
             && let Some(span) = context.span(id)
         {
-            let mut request = Request::default();
+            let mut request = LoggedRequest::default();
             attributes.record(&mut request);
             span.extensions_mut().insert(request);
         }
@@ -116,34 +117,34 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Filter<S> for Once {
 
     fn event_enabled(&self, event: &Event<'_>, context: &Context<'_, S>) -> bool {
         let metadata = event.metadata();
-        if self.all || !metadata.target().starts_with(CLIENT) {
+        if self.drops_nothing || !metadata.target().starts_with(CLIENT_TARGET) {
             return true;
         }
-        let mut message = Message::default();
+        let mut message = EventText::default();
         event.record(&mut message);
-        if metadata.target() != REQUESTS {
+        if metadata.target() != REQUEST_TARGET {
             return message.0 != NOT_VERIFIED;
         }
         let span = context.event_span(event);
-        let request = span.and_then(|span| span.extensions().get::<Request>().map(ToString::to_string));
+        let request = span.and_then(|span| span.extensions().get::<LoggedRequest>().map(ToString::to_string));
         *metadata.level() == Level::ERROR && self.is_new(request.unwrap_or_default(), message.0)
     }
 }
 
 /// Method and path of a request, without parameters: these differ between attempts.
 #[derive(Default)]
-struct Request {
+struct LoggedRequest {
     method: String,
     path: String,
 }
 
-impl fmt::Display for Request {
+impl fmt::Display for LoggedRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.method, self.path)
     }
 }
 
-impl Visit for Request {
+impl Visit for LoggedRequest {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         match field.name() {
             "http.method" => self.method = format!("{value:?}"),
@@ -158,9 +159,9 @@ impl Visit for Request {
 
 /// The text of an event.
 #[derive(Default)]
-struct Message(String);
+struct EventText(String);
 
-impl Visit for Message {
+impl Visit for EventText {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         if field.name() == "message" {
             self.0 = format!("{value:?}");
@@ -207,7 +208,7 @@ mod tests {
     }
 
     /// A request that is tried so often and fails.
-    fn fails(path: &str, tries: u32) {
+    fn fail_requests(path: &str, tries: u32) {
         for number in 0..tries {
             let url = format!("{path}?resourceVersion={number}");
             let span = debug_span!(target: "kube_client::client::builder", "HTTP", http.method = "GET", http.url = %url);
@@ -224,8 +225,8 @@ mod tests {
     #[test]
     fn a_request_that_fails_again_and_again_is_logged_once_with_its_url() {
         let lines = logged("info", || {
-            fails("/api/v1/pods", 5);
-            fails("/api/v1/secrets", 5);
+            fail_requests("/api/v1/pods", 5);
+            fail_requests("/api/v1/secrets", 5);
         });
         assert_eq!(messages(&lines), ["failed with status 503 Service Unavailable"; 2]);
         assert_eq!(lines[0]["spans"][0]["http.url"], "/api/v1/pods?resourceVersion=0");
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_that_is_not_verified_is_left_to_what_connects() {
+    fn the_client_does_not_log_a_certificate_that_is_not_verified() {
         let lines = logged("info", || {
             warn!(target: "kube_client::client::tls::rustls_tls", "Server cert bypassed");
             warn!(target: "kube_client::client::tls::rustls_tls", path = "ca.crt", "failed to reload CA bundle");
@@ -244,6 +245,6 @@ mod tests {
 
     #[test]
     fn a_filter_that_names_the_client_shows_all_its_lines() {
-        assert_eq!(logged("info,kube_client=debug", || fails("/api", 3)).len(), 6);
+        assert_eq!(logged("info,kube_client=debug", || fail_requests("/api", 3)).len(), 6);
     }
 }

@@ -1,10 +1,10 @@
 //! `/metrics`: counters that are updated as events happen, and gauges that are computed for each scrape.
 //!
 //! Labels contain neither free text nor names of collected objects. The exception are attributes that a profile
-//! selects, up to a limit. Names and labels are documented in `docs/metrics.md`.
+//! selects, up to a limit. Names and labels are documented in `docs/reference/metrics.md`.
 
-mod domain;
-mod meter;
+mod counters;
+mod profile_series;
 mod sample;
 mod scrape;
 mod view;
@@ -17,9 +17,9 @@ use axum::{
     response::IntoResponse,
     routing::get,
 };
+pub(crate) use counters::Meter;
 use kollect_engine::{coverage::Coverage, store::StoreReader, tasks::Tasks};
 use kube::Client;
-pub(crate) use meter::Meter;
 use prometheus_client::{encoding::text::encode, registry::Registry};
 use sample::Samples;
 use tokio::{sync::watch, time};
@@ -27,18 +27,18 @@ use tracing::warn;
 pub(crate) use view::MetricsView;
 
 use super::{
+    binding_states::BindingStates,
     leader::Leadership,
-    progress::BindingStates,
-    serve::{Endpoint, Guard, Notice, Report, Server},
+    serve::{AccessGuard, HttpServer, ListenEndpoint, ReportNotice, ServerNotice},
 };
 
 /// The format of the library: OpenMetrics, which Prometheus supports since version 2.5.
 const FORMAT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// The longest pause between two checks whether profiles must be sampled again.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The sources of the gauges.
-pub(crate) struct Sources {
+pub(crate) struct GaugeSources {
     pub(crate) rows: StoreReader,
     pub(crate) coverage: Coverage,
     pub(crate) binding_states: BindingStates,
@@ -48,13 +48,13 @@ pub(crate) struct Sources {
     pub(crate) discovery: Box<dyn Fn() -> Option<bool> + Send + Sync>,
 }
 
-struct Shared {
-    sources: Sources,
+struct MetricsState {
+    sources: GaugeSources,
     view: watch::Sender<Arc<MetricsView>>,
     samples: Samples,
 }
 
-impl Shared {
+impl MetricsState {
     fn view(&self) -> Arc<MetricsView> {
         self.view.borrow().clone()
     }
@@ -63,25 +63,25 @@ impl Shared {
 /// All metrics of the process. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Metrics {
-    shared: Arc<Shared>,
+    shared: Arc<MetricsState>,
     registry: Arc<Registry>,
     /// The counters.
     pub(crate) meter: Meter,
 }
 
 impl Metrics {
-    pub(crate) fn new(sources: Sources, meter: Meter) -> Self {
+    pub(crate) fn new(sources: GaugeSources, meter: Meter) -> Self {
         let view = watch::Sender::default();
-        let shared = Arc::new(Shared { sources, view, samples: Samples::default() });
+        let shared = Arc::new(MetricsState { sources, view, samples: Samples::default() });
         let mut registry = Registry::default();
         meter.register(&mut registry);
         shared.samples.register(&mut registry);
-        registry.register_collector(Box::new(scrape::Now(shared.clone())));
+        registry.register_collector(Box::new(scrape::Scrape(shared.clone())));
         Self { shared, registry: Arc::new(registry), meter }
     }
 
     /// Replaces the data of the last resolution.
-    pub(crate) fn show(&self, view: MetricsView) {
+    pub(crate) fn set_view(&self, view: MetricsView) {
         self.shared.view.send_replace(Arc::new(view));
     }
 
@@ -95,7 +95,7 @@ impl Metrics {
     /// Recomputes the series of each profile at most once per interval, and only after rows or profiles have changed.
     /// Never returns.
     pub(crate) async fn sample(self, interval: Duration) {
-        let pause = LOOK_AGAIN.min(interval).max(Duration::from_millis(10));
+        let pause = CHECK_INTERVAL.min(interval).max(Duration::from_millis(10));
         let mut view = self.shared.view.subscribe();
         let mut sampled = None;
         loop {
@@ -116,7 +116,11 @@ impl Metrics {
     }
 
     /// Serves `/metrics`. With a client, a request needs the token of a user who may `get` the path.
-    pub(crate) async fn serve(&self, endpoint: Endpoint, guard: Option<Client>) -> anyhow::Result<Server> {
+    pub(crate) async fn serve(
+        &self,
+        endpoint: ListenEndpoint,
+        guard: Option<Client>,
+    ) -> anyhow::Result<HttpServer> {
         let metrics = self.clone();
         let answer = move || async move {
             match metrics.text() {
@@ -125,12 +129,12 @@ impl Metrics {
             }
         };
         let router = Router::new().route("/metrics", get(answer));
-        let report: Report = Arc::new(|notice: Notice| warn!(%notice, "metrics"));
+        let report: ReportNotice = Arc::new(|notice: ServerNotice| warn!(%notice, "metrics"));
         let router = match guard {
-            Some(client) => Guard::new(client, report.clone()).protect(router),
+            Some(client) => AccessGuard::new(client, report.clone()).protect(router),
             None => router,
         };
-        Server::start(&self.shared.sources.tasks, endpoint, router, report).await
+        HttpServer::start(&self.shared.sources.tasks, endpoint, router, report).await
     }
 }
 

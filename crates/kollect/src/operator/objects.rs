@@ -2,7 +2,7 @@
 //!
 //! The watches use the same [`WatchSource`] as collected objects, so that lists, gaps and permissions are handled
 //! alike, and no list is older than what was seen before. Objects that cannot be seen stay as they were. A kind counts
-//! as absent only if the source says so: a single discovery without the kind proves nothing.
+//! as absent only if the source reports it so: a single discovery without the kind proves nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,10 +29,10 @@ use serde::de::DeserializeOwned;
 use tokio::{sync::watch, time};
 use tracing::{info, warn};
 
-use crate::resolve::{Family, InventoryName, Name, ObjectSet, REQUESTED_AT};
+use crate::resolve::{Family, InventoryName, ObjectName, ObjectSet, REQUESTED_AT};
 
 /// How often a watch that has ended is tried again: the kind is not served, or the watch is not permitted.
-const REVIEW: Duration = Duration::from_secs(30);
+const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
 /// A sink of any family.
 #[derive(Clone, Debug)]
@@ -43,50 +43,50 @@ pub(crate) struct SinkObject {
 }
 
 /// The objects of one kind.
-type Kind<T> = BTreeMap<Name, Arc<T>>;
+type KindObjects<T> = BTreeMap<ObjectName, Arc<T>>;
 
 /// Kind and name of an object.
-pub(crate) type ObjectKey = (&'static str, Name);
+pub(crate) type ObjectKey = (&'static str, ObjectName);
 
 /// A snapshot of all known objects.
 #[derive(Clone, Default)]
 pub(crate) struct ObjectCache {
-    profiles: Kind<KollectProfile>,
-    targets: Kind<KollectTarget>,
-    cluster_targets: Kind<KollectClusterTarget>,
-    inventories: Kind<KollectInventory>,
-    cluster_inventories: Kind<KollectClusterInventory>,
-    snapshot_sinks: Kind<SinkObject>,
-    database_sinks: Kind<SinkObject>,
-    event_sinks: Kind<SinkObject>,
-    scopes: Kind<KollectScope>,
-    cluster_scopes: Kind<KollectClusterScope>,
-    connection_tests: Kind<KollectConnectionTest>,
-    refused: BTreeSet<(String, Name)>,
+    profiles: KindObjects<KollectProfile>,
+    targets: KindObjects<KollectTarget>,
+    cluster_targets: KindObjects<KollectClusterTarget>,
+    inventories: KindObjects<KollectInventory>,
+    cluster_inventories: KindObjects<KollectClusterInventory>,
+    snapshot_sinks: KindObjects<SinkObject>,
+    database_sinks: KindObjects<SinkObject>,
+    event_sinks: KindObjects<SinkObject>,
+    scopes: KindObjects<KollectScope>,
+    cluster_scopes: KindObjects<KollectClusterScope>,
+    connection_tests: KindObjects<KollectConnectionTest>,
+    refused: BTreeSet<(String, ObjectName)>,
     /// Watches that have not completed a list yet, and whose kind is not known to be absent.
     pending: BTreeSet<Query>,
     /// Why kinds cannot be seen.
     blind: BTreeMap<Query, Blindness>,
     /// Counts changes other than changes of a status.
     definitions: u64,
-    /// Objects of which only the status has changed since the last call of [`Objects::take_changed`].
+    /// Objects of which only the status has changed since the last call of [`ObjectWatches::take_changed`].
     changed_statuses: BTreeSet<ObjectKey>,
 }
 
-/// The value of the annotation that asks for a reconciliation.
-pub(crate) fn request(metadata: &ObjectMeta) -> Option<String> {
+/// The value of the annotation that requests a reconciliation.
+pub(crate) fn requested_at(metadata: &ObjectMeta) -> Option<String> {
     metadata.annotations.as_ref()?.get(REQUESTED_AT).cloned()
 }
 
 /// Whether two versions of an object differ in nothing but the status.
-fn is_same_definition(a: &ObjectMeta, b: &ObjectMeta) -> bool {
-    a.uid == b.uid
-        && a.generation == b.generation
-        && a.labels == b.labels
-        && a.annotations == b.annotations
-        && a.finalizers == b.finalizers
-        && a.deletion_timestamp == b.deletion_timestamp
-        && a.owner_references == b.owner_references
+fn is_same_definition(one: &ObjectMeta, other: &ObjectMeta) -> bool {
+    one.uid == other.uid
+        && one.generation == other.generation
+        && one.labels == other.labels
+        && one.annotations == other.annotations
+        && one.finalizers == other.finalizers
+        && one.deletion_timestamp == other.deletion_timestamp
+        && one.owner_references == other.owner_references
 }
 
 /// The status of an inventory that has none yet.
@@ -109,22 +109,22 @@ impl ObjectCache {
 
     /// Kind and name of all objects that have statuses, except connection tests.
     pub(crate) fn names(&self) -> BTreeSet<ObjectKey> {
-        fn of<T>(kind: &'static str, all: &Kind<T>) -> impl Iterator<Item = ObjectKey> {
+        fn keys_of<T>(kind: &'static str, all: &KindObjects<T>) -> impl Iterator<Item = ObjectKey> {
             all.keys().map(move |name| (kind, name.clone()))
         }
-        of("KollectProfile", &self.profiles)
-            .chain(of("KollectTarget", &self.targets))
-            .chain(of("KollectClusterTarget", &self.cluster_targets))
-            .chain(of("KollectInventory", &self.inventories))
-            .chain(of("KollectClusterInventory", &self.cluster_inventories))
-            .chain(of(Family::Snapshot.kind(), &self.snapshot_sinks))
-            .chain(of(Family::Database.kind(), &self.database_sinks))
-            .chain(of(Family::Event.kind(), &self.event_sinks))
+        keys_of("KollectProfile", &self.profiles)
+            .chain(keys_of("KollectTarget", &self.targets))
+            .chain(keys_of("KollectClusterTarget", &self.cluster_targets))
+            .chain(keys_of("KollectInventory", &self.inventories))
+            .chain(keys_of("KollectClusterInventory", &self.cluster_inventories))
+            .chain(keys_of(Family::Snapshot.kind(), &self.snapshot_sinks))
+            .chain(keys_of(Family::Database.kind(), &self.database_sinks))
+            .chain(keys_of(Family::Event.kind(), &self.event_sinks))
             .collect()
     }
 
     /// A sink.
-    pub(crate) fn sink(&self, (family, name): &(Family, Name)) -> Option<&Arc<SinkObject>> {
+    pub(crate) fn sink(&self, (family, name): &(Family, ObjectName)) -> Option<&Arc<SinkObject>> {
         match family {
             Family::Snapshot => self.snapshot_sinks.get(name),
             Family::Database => self.database_sinks.get(name),
@@ -132,23 +132,23 @@ impl ObjectCache {
         }
     }
 
-    pub(crate) fn profiles(&self) -> &BTreeMap<Name, Arc<KollectProfile>> {
+    pub(crate) fn profiles(&self) -> &BTreeMap<ObjectName, Arc<KollectProfile>> {
         &self.profiles
     }
 
-    pub(crate) fn targets(&self) -> &BTreeMap<Name, Arc<KollectTarget>> {
+    pub(crate) fn targets(&self) -> &BTreeMap<ObjectName, Arc<KollectTarget>> {
         &self.targets
     }
 
-    pub(crate) fn cluster_targets(&self) -> &BTreeMap<Name, Arc<KollectClusterTarget>> {
+    pub(crate) fn cluster_targets(&self) -> &BTreeMap<ObjectName, Arc<KollectClusterTarget>> {
         &self.cluster_targets
     }
 
-    pub(crate) fn inventories(&self) -> &BTreeMap<Name, Arc<KollectInventory>> {
+    pub(crate) fn inventories(&self) -> &BTreeMap<ObjectName, Arc<KollectInventory>> {
         &self.inventories
     }
 
-    pub(crate) fn cluster_inventories(&self) -> &BTreeMap<Name, Arc<KollectClusterInventory>> {
+    pub(crate) fn cluster_inventories(&self) -> &BTreeMap<ObjectName, Arc<KollectClusterInventory>> {
         &self.cluster_inventories
     }
 
@@ -165,11 +165,11 @@ impl ObjectCache {
         Some((metadata, status.unwrap_or(&NO_STATUS)))
     }
 
-    pub(crate) fn connection_tests(&self) -> &BTreeMap<Name, Arc<KollectConnectionTest>> {
+    pub(crate) fn connection_tests(&self) -> &BTreeMap<ObjectName, Arc<KollectConnectionTest>> {
         &self.connection_tests
     }
 
-    pub(crate) fn sinks(&self) -> impl Iterator<Item = ((Family, Name), &Arc<SinkObject>)> {
+    pub(crate) fn sinks(&self) -> impl Iterator<Item = ((Family, ObjectName), &Arc<SinkObject>)> {
         let families = [
             (Family::Snapshot, &self.snapshot_sinks),
             (Family::Database, &self.database_sinks),
@@ -182,24 +182,25 @@ impl ObjectCache {
 
     /// Why objects of a kind that may exist cannot be seen in a namespace, or anywhere.
     pub(crate) fn unseen(&self, kind: &str, namespace: &str) -> Option<&str> {
-        let here = |query: &Query| query.namespace.as_deref().is_none_or(|own| own == namespace);
-        let blind = self.blind.iter().find(|(query, _)| query.gvk.kind == kind && here(query));
+        let covers_namespace =
+            |query: &Query| query.namespace.as_deref().is_none_or(|watched| watched == namespace);
+        let blind = self.blind.iter().find(|(query, _)| query.gvk.kind == kind && covers_namespace(query));
         blind.map(|(_, blindness)| blindness.message.as_str())
     }
 
     /// The input of resolution. Targets that are being deleted are left out.
     pub(crate) fn object_set(&self) -> ObjectSet {
-        let stays = |metadata: &ObjectMeta| metadata.deletion_timestamp.is_none();
-        let staying = |(name, target): (&Name, &Arc<KollectTarget>)| {
-            stays(&target.metadata).then(|| (name.clone(), target.clone()))
+        let is_kept = |metadata: &ObjectMeta| metadata.deletion_timestamp.is_none();
+        let kept_target = |(name, target): (&ObjectName, &Arc<KollectTarget>)| {
+            is_kept(&target.metadata).then(|| (name.clone(), target.clone()))
         };
         ObjectSet {
             profiles: self.profiles.clone(),
-            targets: self.targets.iter().filter_map(staying).collect(),
+            targets: self.targets.iter().filter_map(kept_target).collect(),
             cluster_targets: self
                 .cluster_targets
                 .iter()
-                .filter(|(_, target)| stays(&target.metadata))
+                .filter(|(_, target)| is_kept(&target.metadata))
                 .map(|(name, target)| (name.clone(), target.clone()))
                 .collect(),
             inventories: self.inventories.clone(),
@@ -207,7 +208,7 @@ impl ObjectCache {
             sinks: self.sinks().map(|(key, sink)| (key, sink.spec.clone())).collect(),
             sink_requests: self
                 .sinks()
-                .filter_map(|(key, sink)| Some((key, request(&sink.metadata)?)))
+                .filter_map(|(key, sink)| Some((key, requested_at(&sink.metadata)?)))
                 .collect(),
             scopes: self.scopes.clone(),
             cluster_scopes: self.cluster_scopes.clone(),
@@ -220,70 +221,77 @@ impl ObjectCache {
     /// Where listing scopes is forbidden. While the API server does not answer, the known scopes stay in force.
     fn unseen_scopes(&self) -> Vec<(String, Option<Arc<str>>, String)> {
         let unseen = self.blind.iter().filter(|(query, blindness)| is_unseen_scope(query, blindness));
-        let line = |(query, blindness): (&Query, &Blindness)| {
+        let unseen_scope = |(query, blindness): (&Query, &Blindness)| {
             (query.gvk.kind.clone(), query.namespace.clone(), blindness.message.clone())
         };
-        unseen.map(line).collect()
+        unseen.map(unseen_scope).collect()
     }
 
-    /// Whether every kind has been listed or is certainly absent. Forbidden scopes count as settled: nothing is
+    /// Whether every kind has been listed or is certainly absent. Forbidden scopes count as listed: nothing is
     /// collected where they would apply.
-    fn is_settled(&self) -> bool {
-        let stops = |query: &Query| self.blind.get(query).is_some_and(|why| is_unseen_scope(query, why));
-        self.pending.iter().all(stops)
+    fn is_listed(&self) -> bool {
+        let is_forbidden_scope =
+            |query: &Query| self.blind.get(query).is_some_and(|why| is_unseen_scope(query, why));
+        self.pending.iter().all(is_forbidden_scope)
     }
 }
 
 /// Watches all kinds of Kollect until it is dropped.
-pub(crate) struct Objects {
+pub(crate) struct ObjectWatches {
     source: Arc<dyn WatchSource>,
     /// `None`: everywhere.
     namespaces: Option<BTreeSet<Arc<str>>>,
-    known: Arc<Mutex<ObjectCache>>,
+    cache: Arc<Mutex<ObjectCache>>,
     changed: watch::Sender<()>,
-    statuses: watch::Sender<()>,
+    status_changed: watch::Sender<()>,
     tasks: Tasks,
     followers: Mutex<Vec<Task<Option<()>>>>,
 }
 
-impl Objects {
+impl ObjectWatches {
     /// Watches the namespaced kinds in these namespaces only; `None`: all kinds in the whole cluster.
     pub(crate) fn follow(
         source: Arc<dyn WatchSource>,
         namespaces: Option<BTreeSet<Arc<str>>>,
         tasks: Tasks,
     ) -> Self {
-        let (known, changed, statuses) = (Arc::default(), watch::Sender::default(), watch::Sender::default());
+        let (cache, changed, status_changed) =
+            (Arc::default(), watch::Sender::default(), watch::Sender::default());
         let objects =
-            Self { source, namespaces, known, changed, statuses, tasks, followers: Mutex::default() };
+            Self { source, namespaces, cache, changed, status_changed, tasks, followers: Mutex::default() };
         objects.start();
         objects
     }
 
-    /// Lists everything again. Until that is complete, the known objects stay in use and nothing is settled.
-    pub(crate) async fn begin_again(&self) {
+    /// Lists everything again. Until that is complete, the known objects stay in use.
+    pub(crate) async fn list_again(&self) {
         let mut followers =
             std::mem::take(&mut *self.followers.lock().unwrap_or_else(PoisonError::into_inner));
         tasks::abort(&mut followers).await;
-        lock(&self.known).blind.clear();
+        lock(&self.cache).blind.clear();
         self.start();
     }
 
     fn start(&self) {
-        let places: Vec<Option<Arc<str>>> = match &self.namespaces {
+        let namespaces: Vec<Option<Arc<str>>> = match &self.namespaces {
             Some(names) => names.iter().cloned().map(Some).collect(),
             None => vec![None],
         };
-        for place in &places {
-            self.add(place.as_ref(), "KollectProfile", |k| &mut k.profiles, |object| object);
-            self.add(place.as_ref(), "KollectTarget", |k| &mut k.targets, |object| object);
-            self.add(place.as_ref(), "KollectInventory", |k| &mut k.inventories, |object| object);
-            self.add(place.as_ref(), "KollectScope", |k| &mut k.scopes, |object| object);
-            self.add(place.as_ref(), "KollectConnectionTest", |k| &mut k.connection_tests, |object| object);
+        for namespace in &namespaces {
+            self.add(namespace.as_ref(), "KollectProfile", |cache| &mut cache.profiles, |object| object);
+            self.add(namespace.as_ref(), "KollectTarget", |cache| &mut cache.targets, |object| object);
+            self.add(namespace.as_ref(), "KollectInventory", |cache| &mut cache.inventories, |object| object);
+            self.add(namespace.as_ref(), "KollectScope", |cache| &mut cache.scopes, |object| object);
             self.add(
-                place.as_ref(),
+                namespace.as_ref(),
+                "KollectConnectionTest",
+                |cache| &mut cache.connection_tests,
+                |object| object,
+            );
+            self.add(
+                namespace.as_ref(),
                 "KollectSnapshotSink",
-                |k| &mut k.snapshot_sinks,
+                |cache| &mut cache.snapshot_sinks,
                 |sink| {
                     let KollectSnapshotSink { metadata, spec, status } = sink;
                     let spec = Arc::new(SinkSpec::Snapshot(spec));
@@ -291,9 +299,9 @@ impl Objects {
                 },
             );
             self.add(
-                place.as_ref(),
+                namespace.as_ref(),
                 "KollectDatabaseSink",
-                |k| &mut k.database_sinks,
+                |cache| &mut cache.database_sinks,
                 |sink| {
                     let KollectDatabaseSink { metadata, spec, status } = sink;
                     let spec = Arc::new(SinkSpec::Database(spec));
@@ -301,9 +309,9 @@ impl Objects {
                 },
             );
             self.add(
-                place.as_ref(),
+                namespace.as_ref(),
                 "KollectEventSink",
-                |k| &mut k.event_sinks,
+                |cache| &mut cache.event_sinks,
                 |sink| {
                     let KollectEventSink { metadata, spec, status } = sink;
                     let spec = Arc::new(SinkSpec::Event(spec));
@@ -312,15 +320,20 @@ impl Objects {
             );
         }
         if self.namespaces.is_none() {
-            self.add(None, "KollectClusterTarget", |k| &mut k.cluster_targets, |object| object);
-            self.add(None, "KollectClusterInventory", |k| &mut k.cluster_inventories, |object| object);
-            self.add(None, "KollectClusterScope", |k| &mut k.cluster_scopes, |object| object);
+            self.add(None, "KollectClusterTarget", |cache| &mut cache.cluster_targets, |object| object);
+            self.add(
+                None,
+                "KollectClusterInventory",
+                |cache| &mut cache.cluster_inventories,
+                |object| object,
+            );
+            self.add(None, "KollectClusterScope", |cache| &mut cache.cluster_scopes, |object| object);
         }
     }
 
     /// What is known now.
-    pub(crate) fn known(&self) -> ObjectCache {
-        lock(&self.known).clone()
+    pub(crate) fn cache(&self) -> ObjectCache {
+        lock(&self.cache).clone()
     }
 
     /// Changes whenever an object does, other than in its status.
@@ -330,22 +343,22 @@ impl Objects {
 
     /// Changes whenever the status of an object does.
     pub(crate) fn status_changes(&self) -> watch::Receiver<()> {
-        self.statuses.subscribe()
+        self.status_changed.subscribe()
     }
 
     /// The known objects, and those of which only the status has changed since the last call. Both are read under one
     /// lock: a later change is returned by the next call.
     pub(crate) fn take_changed(&self) -> (ObjectCache, BTreeSet<ObjectKey>) {
-        let mut known = lock(&self.known);
-        let changed = std::mem::take(&mut known.changed_statuses);
-        (known.clone(), changed)
+        let mut cache = lock(&self.cache);
+        let changed = std::mem::take(&mut cache.changed_statuses);
+        (cache.clone(), changed)
     }
 
     /// Returns when every kind has been listed or is certainly absent: an incomplete set of objects would lead to wrong
     /// decisions.
-    pub(crate) async fn settled(&self) {
+    pub(crate) async fn wait_until_listed(&self) {
         let mut changes = self.changes();
-        while !lock(&self.known).is_settled() {
+        while !lock(&self.cache).is_listed() {
             if changes.changed().await.is_err() {
                 return;
             }
@@ -353,10 +366,11 @@ impl Objects {
     }
 
     /// Returns when something is known about every kind: its objects, or why they cannot be seen.
-    pub(crate) async fn heard(&self) {
-        let silent = |known: &ObjectCache| known.pending.iter().any(|query| !known.blind.contains_key(query));
+    pub(crate) async fn wait_until_known(&self) {
+        let has_unknown_kind =
+            |cache: &ObjectCache| cache.pending.iter().any(|query| !cache.blind.contains_key(query));
         let mut changes = self.changes();
-        while silent(&lock(&self.known)) {
+        while has_unknown_kind(&lock(&self.cache)) {
             if changes.changed().await.is_err() {
                 return;
             }
@@ -365,26 +379,26 @@ impl Objects {
 
     fn add<K, T>(
         &self,
-        place: Option<&Arc<str>>,
+        namespace: Option<&Arc<str>>,
         kind: &'static str,
-        part: fn(&mut ObjectCache) -> &mut Kind<T>,
-        make: fn(K) -> T,
+        objects: fn(&mut ObjectCache) -> &mut KindObjects<T>,
+        convert: fn(K) -> T,
     ) where
         K: DeserializeOwned + Send + 'static,
         T: HasMetadata + Send + Sync + 'static,
     {
         let gvk = Gvk { group: GROUP.into(), version: VERSION.into(), kind: kind.into() };
-        let query = Query { namespace: place.cloned(), ..Query::all(gvk) };
-        lock(&self.known).pending.insert(query.clone());
-        let name = TaskName::of_kind(TaskKind::Objects, &query.gvk, place);
-        let follower = Follower {
+        let query = Query { namespace: namespace.cloned(), ..Query::all(gvk) };
+        lock(&self.cache).pending.insert(query.clone());
+        let name = TaskName::of_kind(TaskKind::Objects, &query.gvk, namespace);
+        let follower = KindFollower {
             query,
             kind,
-            known: self.known.clone(),
+            cache: self.cache.clone(),
             changed: self.changed.clone(),
-            statuses: self.statuses.clone(),
-            part,
-            make,
+            status_changed: self.status_changed.clone(),
+            objects,
+            convert,
             listing: None,
         };
         let task = self.tasks.core(name, follower.follow(self.source.clone()));
@@ -392,21 +406,21 @@ impl Objects {
     }
 }
 
-fn lock(known: &Mutex<ObjectCache>) -> MutexGuard<'_, ObjectCache> {
-    known.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(cache: &Mutex<ObjectCache>) -> MutexGuard<'_, ObjectCache> {
+    cache.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Watches one kind in one place.
-struct Follower<K, T> {
+/// Watches one kind, in one namespace or in all.
+struct KindFollower<K, T> {
     query: Query,
     kind: &'static str,
-    known: Arc<Mutex<ObjectCache>>,
+    cache: Arc<Mutex<ObjectCache>>,
     changed: watch::Sender<()>,
-    statuses: watch::Sender<()>,
-    part: fn(&mut ObjectCache) -> &mut Kind<T>,
-    make: fn(K) -> T,
+    status_changed: watch::Sender<()>,
+    objects: fn(&mut ObjectCache) -> &mut KindObjects<T>,
+    convert: fn(K) -> T,
     /// Objects that the running list has returned.
-    listing: Option<BTreeSet<Name>>,
+    listing: Option<BTreeSet<ObjectName>>,
 }
 
 /// An object of Kollect.
@@ -436,7 +450,7 @@ has_metadata!(
     SinkObject
 );
 
-impl<K: DeserializeOwned, T: HasMetadata> Follower<K, T> {
+impl<K: DeserializeOwned, T: HasMetadata> KindFollower<K, T> {
     async fn follow(mut self, source: Arc<dyn WatchSource>) {
         let mut kinds = source.kinds();
         loop {
@@ -444,22 +458,22 @@ impl<K: DeserializeOwned, T: HasMetadata> Follower<K, T> {
             let mut events = source.watch(self.query.clone());
             while let Some(event) = events.next().await {
                 if is_not_served(&event) && source.resolve(&self.query.gvk).await == Resolution::Absent {
-                    self.absent();
+                    self.mark_absent();
                 } else {
-                    self.hear(event);
+                    self.handle_event(event);
                 }
             }
             // Only a new definition or permission can help, and a changed permission sends no event.
             tokio::select! {
                 // Both branches start the next round.
                 biased;
-                () = time::sleep(REVIEW) => {}
+                () = time::sleep(RETRY_INTERVAL) => {}
                 Ok(()) = kinds.changed() => {}
             }
         }
     }
 
-    fn hear(&mut self, event: Event) {
+    fn handle_event(&mut self, event: Event) {
         match event {
             Event::Listing { .. } => self.listing = Some(BTreeSet::new()),
             Event::Apply(object) => {
@@ -475,22 +489,22 @@ impl<K: DeserializeOwned, T: HasMetadata> Follower<K, T> {
                     listing.remove(&name);
                 }
                 let kind = self.query.gvk.kind.clone();
-                self.change(|known, part| {
-                    part(known).remove(&name);
-                    known.refused.remove(&(kind, name));
+                self.change(|cache, objects| {
+                    objects(cache).remove(&name);
+                    cache.refused.remove(&(kind, name));
                 });
             }
             Event::Synced { .. } => {
-                let shown = self.listing.take().unwrap_or_default();
-                self.retain(&shown);
-                self.seen();
+                let listed = self.listing.take().unwrap_or_default();
+                self.retain(&listed);
+                self.mark_seen();
             }
-            Event::Resumed => self.seen(),
+            Event::Resumed => self.mark_seen(),
             Event::Progress { .. } => {}
             Event::Blind(blindness) => {
                 let query = self.query.clone();
-                let known_as = blindness.clone();
-                let before = self.change(|known, _| known.blind.insert(query, known_as));
+                let newest = blindness.clone();
+                let before = self.change(|cache, _| cache.blind.insert(query, newest));
                 if before.is_none_or(|before| before.reason != blindness.reason) {
                     warn!(kind = self.query.gvk.kind, reason = %blindness.reason, error = blindness.message, "cannot see objects");
                 }
@@ -498,105 +512,106 @@ impl<K: DeserializeOwned, T: HasMetadata> Follower<K, T> {
         }
     }
 
-    fn apply(&self, name: Name, raw: &str) {
-        let parsed = match parse::<K>(raw).map(self.make) {
+    fn apply(&self, name: ObjectName, raw: &str) {
+        let parsed = match parse::<K>(raw).map(self.convert) {
             Ok(object) if self.has_definition_of(&name, &object) => {
-                let mut known = lock(&self.known);
-                (self.part)(&mut known).insert(name.clone(), Arc::new(object));
-                known.changed_statuses.insert((self.kind, name));
-                drop(known);
-                self.statuses.send_replace(());
+                let mut cache = lock(&self.cache);
+                (self.objects)(&mut cache).insert(name.clone(), Arc::new(object));
+                cache.changed_statuses.insert((self.kind, name));
+                drop(cache);
+                self.status_changed.send_replace(());
                 return;
             }
             parsed => parsed,
         };
         let kind = self.query.gvk.kind.clone();
-        let wrong = self.change(|known, part| {
+        let error = self.change(|cache, objects| {
             match parsed {
                 Ok(object) => {
-                    part(known).insert(name.clone(), Arc::new(object));
-                    known.refused.remove(&(kind, name.clone()));
+                    objects(cache).insert(name.clone(), Arc::new(object));
+                    cache.refused.remove(&(kind, name.clone()));
                     None
                 }
                 // The last version that could be read stays in use.
                 Err(error) => {
-                    known.refused.insert((kind, name.clone()));
+                    cache.refused.insert((kind, name.clone()));
                     Some(error)
                 }
             }
         });
-        if let Some(error) = wrong {
+        if let Some(error) = error {
             let (namespace, object) = &name;
             warn!(kind = self.query.gvk.kind, namespace, object, %error, "cannot read an object");
         }
     }
 
     /// Whether the last version of an object could be read and differs from this one in the status only.
-    fn has_definition_of(&self, name: &Name, object: &T) -> bool {
-        let mut known = lock(&self.known);
-        let is_refused = known.refused.contains(&(self.query.gvk.kind.clone(), name.clone()));
-        let before = (self.part)(&mut known).get(name);
+    fn has_definition_of(&self, name: &ObjectName, object: &T) -> bool {
+        let mut cache = lock(&self.cache);
+        let is_refused = cache.refused.contains(&(self.query.gvk.kind.clone(), name.clone()));
+        let before = (self.objects)(&mut cache).get(name);
         !is_refused && before.is_some_and(|before| is_same_definition(before.metadata(), object.metadata()))
     }
 
     /// Removes objects that a complete list did not return.
-    fn retain(&self, shown: &BTreeSet<Name>) {
+    fn retain(&self, listed: &BTreeSet<ObjectName>) {
         let namespace = self.query.namespace.clone();
-        let here = move |name: &Name| namespace.as_ref().is_none_or(|own| *name.0 == **own);
+        let in_namespace =
+            move |name: &ObjectName| namespace.as_ref().is_none_or(|namespace| *name.0 == **namespace);
         let gvk = self.query.gvk.kind.clone();
-        let mut known = lock(&self.known);
-        let refused = known.refused.len();
-        known.refused.retain(|(kind, name)| *kind != gvk || shown.contains(name) || !here(name));
-        let is_other = known.refused.len() < refused;
-        let part = (self.part)(&mut known);
-        let count = part.len();
-        part.retain(|name, _| shown.contains(name) || !here(name));
-        let is_other = is_other || part.len() < count;
-        known.definitions += u64::from(is_other);
-        drop(known);
-        if is_other {
+        let mut cache = lock(&self.cache);
+        let refused = cache.refused.len();
+        cache.refused.retain(|(kind, name)| *kind != gvk || listed.contains(name) || !in_namespace(name));
+        let changed = cache.refused.len() < refused;
+        let objects = (self.objects)(&mut cache);
+        let count = objects.len();
+        objects.retain(|name, _| listed.contains(name) || !in_namespace(name));
+        let changed = changed || objects.len() < count;
+        cache.definitions += u64::from(changed);
+        drop(cache);
+        if changed {
             self.changed.send_replace(());
         }
     }
 
     /// Handles a kind that certainly does not exist: it has no objects.
-    fn absent(&mut self) {
+    fn mark_absent(&mut self) {
         self.listing = None;
         self.retain(&BTreeSet::new());
         let query = self.query.clone();
-        let first = self.change(|known, _| {
-            let pending = known.pending.remove(&query);
-            known.blind.remove(&query).is_some() || pending
+        let was_unknown = self.change(|cache, _| {
+            let pending = cache.pending.remove(&query);
+            cache.blind.remove(&query).is_some() || pending
         });
-        if first {
+        if was_unknown {
             info!(kind = self.query.gvk.kind, "the cluster does not have this kind");
         }
     }
 
-    fn seen(&self) {
+    fn mark_seen(&self) {
         let query = &self.query;
-        let known = lock(&self.known);
-        if !known.pending.contains(query) && !known.blind.contains_key(query) {
+        let cache = lock(&self.cache);
+        if !cache.pending.contains(query) && !cache.blind.contains_key(query) {
             return;
         }
-        drop(known);
-        let again = self.change(|known, _| {
-            known.pending.remove(query);
-            known.blind.remove(query).is_some()
+        drop(cache);
+        let was_blind = self.change(|cache, _| {
+            cache.pending.remove(query);
+            cache.blind.remove(query).is_some()
         });
-        if again {
+        if was_blind {
             info!(kind = self.query.gvk.kind, "objects can be seen again");
         }
     }
 
     fn change<R>(
         &self,
-        change: impl FnOnce(&mut ObjectCache, fn(&mut ObjectCache) -> &mut Kind<T>) -> R,
+        change: impl FnOnce(&mut ObjectCache, fn(&mut ObjectCache) -> &mut KindObjects<T>) -> R,
     ) -> R {
-        let mut known = lock(&self.known);
-        let result = change(&mut known, self.part);
-        known.definitions += 1;
-        drop(known);
+        let mut cache = lock(&self.cache);
+        let result = change(&mut cache, self.objects);
+        cache.definitions += 1;
+        drop(cache);
         self.changed.send_replace(());
         result
     }
@@ -604,11 +619,11 @@ impl<K: DeserializeOwned, T: HasMetadata> Follower<K, T> {
 
 /// Whether the query is for scopes whose list is forbidden: nothing is collected where these scopes would apply.
 fn is_unseen_scope(query: &Query, blindness: &Blindness) -> bool {
-    let scope = ["KollectScope", "KollectClusterScope"].contains(&query.gvk.kind.as_str());
-    scope && blindness.reason == BlindReason::Forbidden
+    let is_scope = ["KollectScope", "KollectClusterScope"].contains(&query.gvk.kind.as_str());
+    is_scope && blindness.reason == BlindReason::Forbidden
 }
 
-/// Whether the event says that the kind is not served. A single discovery may be wrong about that.
+/// Whether the event means that the kind is not served. A single discovery may be wrong about that.
 fn is_not_served(event: &Event) -> bool {
     matches!(event, Event::Blind(blindness) if blindness.reason == BlindReason::NotServed)
 }

@@ -1,7 +1,7 @@
 //! Builds plans of sinks outside of the operator's loop: parses and decrypts keys and certificates of tenants.
 //!
 //! A plan is built once for each combination of spec, contents of its Secrets and policy. Until it is ready the loop
-//! gets `Ok(None)`. A namespace builds one plan at a time, and namespaces take turns.
+//! gets `Ok(None)`. A namespace builds one plan at a time, and no namespace waits for all plans of another.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Plans that are made at the same time. Each takes a second of a core and 64 MiB at most.
-const AT_THE_SAME_TIME: usize = 2;
+const MAX_CONCURRENT: usize = 2;
 
 /// Makes a plan; it may take long.
 type MakePlan = Arc<dyn Fn(&PlanRequest) -> SinkPlan + Send + Sync>;
@@ -34,7 +34,7 @@ pub(crate) struct SinkPlanner {
     make: MakePlan,
     plans: Arc<Plans>,
     /// A fair semaphore; a namespace acquires it again for every plan.
-    turns: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     /// By namespace; some have ended.
     running: BTreeMap<String, Task>,
 }
@@ -42,18 +42,18 @@ pub(crate) struct SinkPlanner {
 /// The requested plans and their results.
 #[derive(Default)]
 struct Plans {
-    state: Mutex<State>,
+    state: Mutex<PlansState>,
     changed: watch::Sender<()>,
 }
 
 #[derive(Default)]
-struct State {
-    sinks: BTreeMap<SinkKey, Asked>,
+struct PlansState {
+    sinks: BTreeMap<SinkKey, RequestedPlan>,
     /// Sinks whose plan must be built, by namespace. A namespace has an entry while a task serves it.
     queues: BTreeMap<String, VecDeque<SinkKey>>,
 }
 
-struct Asked {
+struct RequestedPlan {
     request: Arc<PlanRequest>,
     /// `None` while it is being made.
     plan: Option<Arc<SinkPlan>>,
@@ -65,8 +65,8 @@ impl SinkPlanner {
     }
 
     fn with(tasks: Tasks, make: MakePlan) -> Self {
-        let turns = Arc::new(Semaphore::new(AT_THE_SAME_TIME));
-        Self { tasks, make, plans: Arc::default(), turns, running: BTreeMap::new() }
+        let permits = Arc::new(Semaphore::new(MAX_CONCURRENT));
+        Self { tasks, make, plans: Arc::default(), permits, running: BTreeMap::new() }
     }
 
     /// Changes whenever a plan was made.
@@ -77,9 +77,9 @@ impl SinkPlanner {
     /// Starts the task of a namespace. It ends when nothing is left to do there.
     fn start(&mut self, namespace: &str) {
         let name = TaskName::of_object(TaskKind::Plan, namespace);
-        let (plans, turns, make) = (self.plans.clone(), self.turns.clone(), self.make.clone());
-        let (own, tasks) = (namespace.to_owned(), self.tasks.clone());
-        let work = move || plans.clone().serve(own.clone(), turns.clone(), make.clone(), tasks.clone());
+        let (plans, permits, make) = (self.plans.clone(), self.permits.clone(), self.make.clone());
+        let (served, tasks) = (namespace.to_owned(), self.tasks.clone());
+        let work = move || plans.clone().serve(served.clone(), permits.clone(), make.clone(), tasks.clone());
         // A request that panicked is not tried again, so the restart needs no pause.
         let task = self.tasks.restarted(name, work, |_| future::ready(()));
         self.running.insert(namespace.to_owned(), task);
@@ -90,10 +90,10 @@ impl PlanSinks for SinkPlanner {
     fn plan(&mut self, sink: &SinkKey, request: PlanRequest) -> Arc<SinkPlan> {
         let namespace = &sink.1.0;
         let mut state = self.plans.lock();
-        if let Some(asked) = state.sinks.get(sink).filter(|asked| *asked.request == request) {
-            return asked.plan.clone().unwrap_or_else(|| Arc::new(Ok(None)));
+        if let Some(requested) = state.sinks.get(sink).filter(|requested| *requested.request == request) {
+            return requested.plan.clone().unwrap_or_else(|| Arc::new(Ok(None)));
         }
-        state.sinks.insert(sink.clone(), Asked { request: Arc::new(request), plan: None });
+        state.sinks.insert(sink.clone(), RequestedPlan { request: Arc::new(request), plan: None });
         let is_served = state.queues.contains_key(namespace);
         let queue = state.queues.entry(namespace.clone()).or_default();
         if !queue.contains(sink) {
@@ -113,20 +113,26 @@ impl PlanSinks for SinkPlanner {
 }
 
 impl Plans {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PlansState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes the plans that a namespace waits for, one after the other.
-    async fn serve(self: Arc<Self>, namespace: String, turns: Arc<Semaphore>, make: MakePlan, tasks: Tasks) {
+    async fn serve(
+        self: Arc<Self>,
+        namespace: String,
+        permits: Arc<Semaphore>,
+        make: MakePlan,
+        tasks: Tasks,
+    ) {
         loop {
-            let turn = turns.clone().acquire_owned().await;
+            let permit = permits.clone().acquire_owned().await;
             let Some((sink, request)) = self.next(&namespace) else { return };
-            let (own, make) = (request.clone(), make.clone());
+            let (planned, make) = (request.clone(), make.clone());
             let work = tasks.run_blocking(move || {
                 // Blocking work continues after its task was aborted, so it must keep its permit.
-                let _turn = turn;
-                make(&own)
+                let _permit = permit;
+                make(&planned)
             });
             match work.await {
                 Ok(plan) => self.finish(&sink, &request, plan),
@@ -144,8 +150,8 @@ impl Plans {
     fn next(&self, namespace: &str) -> Option<(SinkKey, Arc<PlanRequest>)> {
         let mut state = self.lock();
         while let Some(sink) = state.queues.get_mut(namespace)?.pop_front() {
-            if let Some(asked) = state.sinks.get(&sink) {
-                let request = asked.request.clone();
+            if let Some(requested) = state.sinks.get(&sink) {
+                let request = requested.request.clone();
                 return Some((sink, request));
             }
         }
@@ -156,8 +162,10 @@ impl Plans {
     /// Stores a plan, unless the request has changed in the meantime.
     fn finish(&self, sink: &SinkKey, request: &Arc<PlanRequest>, plan: SinkPlan) {
         let mut state = self.lock();
-        if let Some(asked) = state.sinks.get_mut(sink).filter(|asked| Arc::ptr_eq(&asked.request, request)) {
-            asked.plan = Some(Arc::new(plan));
+        if let Some(requested) =
+            state.sinks.get_mut(sink).filter(|requested| Arc::ptr_eq(&requested.request, request))
+        {
+            requested.plan = Some(Arc::new(plan));
             drop(state);
             self.changed.send_replace(());
         }

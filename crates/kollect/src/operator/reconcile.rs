@@ -5,10 +5,10 @@
 
 mod connection;
 mod links;
-mod look;
-mod news;
 mod preview;
 mod statuses;
+mod turn_changes;
+mod turn_checks;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,32 +37,34 @@ use tokio::{
 use tracing::{info, warn};
 
 use connection::{test_connection, tested_sink};
-pub(crate) use links::Links;
-use look::Look;
-use news::{News, Signals};
+pub(crate) use links::ObjectLinks;
+use turn_changes::{ChangeSignals, TurnChanges};
+use turn_checks::TurnChecks;
 
 use super::{
-    bindings::{Bindings, Left, OpenPlan, Planned, RELEASE_REMOVALS, binding_name},
+    binding_states::{BindingState, BindingStates},
+    bindings::{Bindings, CleaningState, MeasuredPlan, OpenPlan, RELEASE_REMOVALS, binding_name},
     destinations::Destinations,
-    finalize::{self, Step},
+    finalize::{self, MetadataChange},
     health::Health,
     leader::{self, Leadership},
     metrics::{Metrics, MetricsView},
-    objects::{ObjectCache, ObjectKey, Objects, request},
+    objects::{ObjectCache, ObjectKey, ObjectWatches, requested_at},
     plans::SinkPlanner,
     probe::{Probed, Probes},
-    progress::{BindingStates, Progress},
-    secrets::Secrets,
+    secrets::SecretWatches,
     status_writer::StatusWriter,
-    take_over::{self, Requests},
+    take_over::{self, TakeOverRequests},
 };
 use crate::{
     cluster::ClusterSource,
-    resolve::{BoundSink, Compiled, Family, InventoryName, Name, ObjectSet, OperatorPolicy, Resolved},
+    resolve::{
+        BoundSink, CompiledObjects, Family, InventoryName, ObjectName, ObjectSet, OperatorPolicy, Resolved,
+    },
 };
 
-/// How long a leader waits for objects that have not been listed before it looks at its term again.
-const OBJECTS: Duration = Duration::from_secs(10);
+/// How long a leader waits for objects that have not been listed before it checks its term again.
+const LISTING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The resolved objects, and their version.
 struct Resolution {
@@ -70,7 +72,7 @@ struct Resolution {
     definitions: u64,
     object_set: ObjectSet,
     resolved: Resolved,
-    links: Links,
+    links: ObjectLinks,
 }
 
 /// The state of the loop, and everything that it runs.
@@ -78,11 +80,11 @@ pub(crate) struct Operator {
     source: Arc<ClusterSource>,
     client: Client,
     policy: Arc<OperatorPolicy>,
-    objects: Arc<Objects>,
-    secrets: Secrets,
+    objects: Arc<ObjectWatches>,
+    secrets: SecretWatches,
     collector: Collector,
     rows: StoreReader,
-    compiled: Compiled,
+    compiled: CompiledObjects,
     /// Changes whenever the plan of a sink was made.
     plans: watch::Receiver<()>,
     /// The targets that the collector last got.
@@ -96,11 +98,11 @@ pub(crate) struct Operator {
     writer: StatusWriter,
     resolution: Option<Arc<Resolution>>,
     /// The resolution with which all statuses were last checked.
-    told: Option<Arc<Resolution>>,
+    checked: Option<Arc<Resolution>>,
     /// The destinations in the statuses of inventories when bindings were last passed to the engine.
-    told_destinations: BTreeMap<InventoryName, ToldDestinations>,
+    delivered_destinations: BTreeMap<InventoryName, StatusDestinations>,
     /// Objects that must be checked although nothing changes, and when.
-    later: BTreeMap<ObjectKey, Instant>,
+    due_checks: BTreeMap<ObjectKey, Instant>,
     /// When bindings must be passed to the engine although nothing changes.
     deliver_at: Option<Instant>,
     /// When connection tests must be checked although nothing changes.
@@ -113,7 +115,7 @@ pub(crate) struct Operator {
     led_since: Instant,
     /// The term in which all known objects were listed. In another term they may be older than what another process has
     /// written.
-    seen_in: Option<u64>,
+    listed_in_term: Option<u64>,
     health: Health,
     metrics: Metrics,
     tasks: Tasks,
@@ -121,14 +123,14 @@ pub(crate) struct Operator {
     cleanup_timeout: Duration,
 }
 
-/// What a status says about destinations and take-overs: bindings depend on it.
+/// The destinations and take-overs in a status: bindings depend on them.
 #[derive(Clone, Default, PartialEq)]
-struct ToldDestinations {
+struct StatusDestinations {
     lines: Vec<(SinkName, Destinations)>,
     take_overs: Vec<TakeOverRecord>,
 }
 
-impl ToldDestinations {
+impl StatusDestinations {
     fn of(status: &InventoryStatus) -> Self {
         let lines = status.sink_exports.iter().map(|export| {
             let (held, claiming) = (export.place.clone(), export.claiming.clone());
@@ -139,7 +141,7 @@ impl ToldDestinations {
 }
 
 /// Parts that the operator is built from.
-pub(crate) struct Setup {
+pub(crate) struct OperatorParts {
     pub(crate) source: Arc<ClusterSource>,
     pub(crate) operator_policy: Arc<OperatorPolicy>,
     pub(crate) collector: Collector,
@@ -150,13 +152,13 @@ pub(crate) struct Setup {
     pub(crate) metrics: Metrics,
     pub(crate) tasks: Tasks,
     pub(crate) cleanup_timeout: Duration,
-    /// How often claims are checked between writes; `None`: as each sink says; zero: never.
+    /// How often claims are checked between writes; `None`: the default of each sink; zero: never.
     pub(crate) claim_check_interval: Option<Duration>,
 }
 
 impl Operator {
-    pub(crate) fn new(setup: Setup, leadership: watch::Receiver<Leadership>, health: Health) -> Self {
-        let Setup {
+    pub(crate) fn new(parts: OperatorParts, leadership: watch::Receiver<Leadership>, health: Health) -> Self {
+        let OperatorParts {
             source,
             operator_policy,
             collector,
@@ -167,24 +169,24 @@ impl Operator {
             metrics,
             tasks,
             ..
-        } = setup;
-        let Setup { cleanup_timeout, claim_check_interval, .. } = setup;
+        } = parts;
+        let OperatorParts { cleanup_timeout, claim_check_interval, .. } = parts;
         let client = source.client();
-        let watches: Arc<dyn WatchSource> = source.clone();
+        let watch_source: Arc<dyn WatchSource> = source.clone();
         let planner = SinkPlanner::new(tasks.clone());
-        let scope = within.clone().map_or(Visibility::Everything, Visibility::Within);
+        let watched = within.clone().map_or(Visibility::Everything, Visibility::Within);
         // Lists that start here are not older than a term that has begun.
-        let seen_in = leadership.borrow().term();
+        let listed_in_term = leadership.borrow().term();
         Self {
-            objects: Arc::new(Objects::follow(watches.clone(), within, tasks.clone())),
-            secrets: Secrets::new(client.clone(), watches, tasks.clone()),
+            objects: Arc::new(ObjectWatches::follow(watch_source.clone(), within, tasks.clone())),
+            secrets: SecretWatches::new(client.clone(), watch_source, tasks.clone()),
             bindings: Bindings::new(
                 sinks.clone(),
                 metrics.meter.clone(),
                 operator_policy.clone(),
                 binding_states.clone(),
                 source.id.clone(),
-                scope,
+                watched,
                 claim_check_interval,
             ),
             writer: StatusWriter::new(client.clone(), metrics.meter.clone()),
@@ -194,23 +196,23 @@ impl Operator {
             collector,
             rows,
             plans: planner.changes(),
-            compiled: Compiled::planned_by(Box::new(planner)),
+            compiled: CompiledObjects::planned_by(Box::new(planner)),
             collected: (Vec::new(), BTreeSet::new()),
             sinks,
             binding_states,
             deliveries: None,
             probes: Probes::new(tasks.clone()),
             resolution: None,
-            told: None,
-            told_destinations: BTreeMap::new(),
-            later: BTreeMap::new(),
+            checked: None,
+            delivered_destinations: BTreeMap::new(),
+            due_checks: BTreeMap::new(),
             deliver_at: None,
             tests_at: None,
             unexported: BTreeSet::new(),
             leadership,
             term: None,
             led_since: Instant::now(),
-            seen_in,
+            listed_in_term,
             health,
             metrics,
             tasks,
@@ -219,7 +221,7 @@ impl Operator {
     }
 
     /// The objects of Kollect that it watches.
-    pub(crate) fn objects(&self) -> Arc<Objects> {
+    pub(crate) fn objects(&self) -> Arc<ObjectWatches> {
         self.objects.clone()
     }
 
@@ -230,43 +232,43 @@ impl Operator {
 
     /// Runs the loop. Never returns.
     pub(crate) async fn run(&mut self) {
-        self.objects.settled().await;
-        self.health.settled();
+        self.objects.wait_until_listed().await;
+        self.health.record_all_listed();
         let mut leadership = self.leadership.clone();
-        let mut signals = Signals::of(
+        let mut signals = ChangeSignals::of(
             (&self.objects, &self.secrets, &self.plans),
             (&self.binding_states, &self.probes),
             (&self.collector, &self.rows),
         );
-        let mut news = News::EVERYTHING;
+        let mut changes = TurnChanges::EVERYTHING;
         loop {
-            self.health.turned();
+            self.health.record_turn();
             let term = self.leadership.borrow_and_update().term();
             if term != self.term {
                 self.step_down();
                 (self.term, self.led_since) = (term, Instant::now());
-                news = News::EVERYTHING;
+                changes = TurnChanges::EVERYTHING;
             }
-            if term.is_some() && term != self.seen_in {
-                self.look_again().await;
-                self.seen_in = term;
+            if term.is_some() && term != self.listed_in_term {
+                self.list_again().await;
+                self.listed_in_term = term;
             }
             // A process that does not lead writes nothing.
             match term {
-                _ if news.is_nothing() && !self.is_due() => {}
+                _ if changes.is_nothing() && !self.is_due() => {}
                 Some(term) => {
                     tokio::select! {
                         // `biased`: check the end of the term first. It ends once, so the turn is not starved.
                         biased;
-                        () = leader::ended(&mut leadership, term) => self.step_down(),
-                        () = self.leading_turn(news) => {}
+                        () = leader::wait_for_end(&mut leadership, term) => self.step_down(),
+                        () = self.leading_turn(changes) => {}
                     }
                 }
-                None => self.timed_turn(news, false).await,
+                None => self.timed_turn(changes, false).await,
             }
-            let lost = async {
+            let term_ended = async {
                 match term {
-                    Some(term) => leader::ended(&mut leadership, term).await,
+                    Some(term) => leader::wait_for_end(&mut leadership, term).await,
                     None => std::future::pending().await,
                 }
             };
@@ -274,18 +276,18 @@ impl Operator {
             tokio::select! {
                 // `biased`: the end of the term comes first. The other branches start the next turn.
                 biased;
-                () = lost => self.step_down(),
+                () = term_ended => self.step_down(),
                 Ok(()) = self.leadership.changed() => {}
                 () = signals.wait(due) => {}
             }
-            news = signals.take();
+            changes = signals.take();
         }
     }
 
     /// When a turn is due although nothing changes.
     fn next_due(&self) -> Option<Instant> {
-        let later = self.later.values().min().copied();
-        [later, self.deliver_at, self.tests_at].into_iter().flatten().min()
+        let due_checks = self.due_checks.values().min().copied();
+        [due_checks, self.deliver_at, self.tests_at].into_iter().flatten().min()
     }
 
     fn is_due(&self) -> bool {
@@ -300,9 +302,9 @@ impl Operator {
         self.bindings.clear();
         self.binding_states.forget_destinations();
         self.probes.set(BTreeMap::new());
-        (self.resolution, self.told) = (None, None);
-        self.told_destinations.clear();
-        self.later.clear();
+        (self.resolution, self.checked) = (None, None);
+        self.delivered_destinations.clear();
+        self.due_checks.clear();
         self.unexported.clear();
         (self.deliver_at, self.tests_at) = (None, None);
     }
@@ -313,25 +315,25 @@ impl Operator {
         tokio::select! {
             // `biased`: check the end of the term first.
             biased;
-            () = leader::ended(&mut self.leadership, term) => {}
+            () = leader::wait_for_end(&mut self.leadership, term) => {}
             () = deliveries.stop() => {}
         }
     }
 
     /// Lists everything again: another process may have led before this term and written newer data.
-    async fn look_again(&mut self) {
+    async fn list_again(&mut self) {
         info!("looking at everything again before the first write as the leader");
-        self.objects.begin_again().await;
-        self.secrets.begin_again().await;
+        self.objects.list_again().await;
+        self.secrets.clear().await;
         self.collector.begin_again().await;
         self.collected = (Vec::new(), BTreeSet::new());
         self.resolution = None;
     }
 
     /// A turn as the leader, if all objects have been listed.
-    async fn leading_turn(&mut self, news: News) {
-        if time::timeout(OBJECTS, self.objects.settled()).await.is_ok() {
-            self.timed_turn(news, true).await;
+    async fn leading_turn(&mut self, changes: TurnChanges) {
+        if time::timeout(LISTING_TIMEOUT, self.objects.wait_until_listed()).await.is_ok() {
+            self.timed_turn(changes, true).await;
         } else {
             // A later turn resolves everything again.
             self.resolution = None;
@@ -339,65 +341,67 @@ impl Operator {
         }
     }
 
-    async fn timed_turn(&mut self, news: News, leading: bool) {
+    async fn timed_turn(&mut self, changes: TurnChanges, leading: bool) {
         let (began, failures) = (Instant::now(), self.writer.failures());
-        Box::pin(self.turn(news, leading)).await;
-        self.metrics.meter.turned(began.elapsed(), self.writer.failures() == failures);
+        Box::pin(self.turn(changes, leading)).await;
+        self.metrics.meter.count_turn(began.elapsed(), self.writer.failures() == failures);
     }
 
     /// Handles what has changed. If the term ends, the turn is cancelled; the next term begins with everything.
-    async fn turn(&mut self, news: News, leading: bool) {
-        let (known, changed_statuses) = self.objects.take_changed();
+    async fn turn(&mut self, changes: TurnChanges, leading: bool) {
+        let (cache, changed_statuses) = self.objects.take_changed();
         let before = self.resolution.clone();
-        let is_same = |known_then: &Resolution| known_then.definitions == known.definitions();
-        let resolution = match before.filter(|before| is_same(before) && !news.definitions) {
+        let is_same = |before: &Resolution| before.definitions == cache.definitions();
+        let resolution = match before.filter(|before| is_same(before) && !changes.definitions) {
             Some(before) => before,
             None => {
-                let resolution = Arc::new(self.resolve(&known));
+                let resolution = Arc::new(self.resolve(&cache));
                 self.collect(&resolution.resolved);
-                self.metrics.show(MetricsView::of(&resolution.object_set, &resolution.resolved));
+                self.metrics.set_view(MetricsView::of(&resolution.object_set, &resolution.resolved));
                 self.resolution = Some(resolution.clone());
-                // What is known by name from before is looked at anyway.
+                // Changes that were recorded before, by the name of an object, are checked anyway.
                 resolution
             }
         };
         if !leading {
             return;
         }
-        let is_new = !self.told_about(&resolution);
-        let mut look = self.look(&known, changed_statuses, &resolution, is_new || news.namespaces);
-        if look.everything || look.destinations || self.deliver_at.is_some_and(|at| at <= Instant::now()) {
-            self.deliver(&known, &resolution.object_set, &resolution.resolved).await;
+        let is_new = !self.has_checked_all(&resolution);
+        let mut checks =
+            self.turn_checks(&cache, changed_statuses, &resolution, is_new || changes.namespaces);
+        if checks.everything || checks.destinations || self.deliver_at.is_some_and(|at| at <= Instant::now())
+        {
+            self.deliver(&cache, &resolution.object_set, &resolution.resolved).await;
             // Newly wanted versions must show in statuses.
-            look.add_bindings(self.binding_states.take_heard().bindings);
+            checks.add_bindings(self.binding_states.take_changed().bindings);
         }
-        if look.everything || look.tests {
-            self.probe(&known, &resolution.resolved);
+        if checks.everything || checks.tests {
+            self.probe(&cache, &resolution.resolved);
         }
-        self.read_failed_secrets(&resolution.object_set, &look);
-        self.tell(&known, &resolution, look).await;
-        self.told = Some(resolution);
+        self.read_failed_secrets(&resolution.object_set, &checks);
+        self.write_statuses(&cache, &resolution, checks).await;
+        self.checked = Some(resolution);
     }
 
     /// Whether all statuses have been checked with this resolution.
-    fn told_about(&self, resolution: &Arc<Resolution>) -> bool {
-        self.told.as_ref().is_some_and(|told| Arc::ptr_eq(told, resolution))
+    fn has_checked_all(&self, resolution: &Arc<Resolution>) -> bool {
+        self.checked.as_ref().is_some_and(|checked| Arc::ptr_eq(checked, resolution))
     }
 
-    fn resolve(&mut self, known: &ObjectCache) -> Resolution {
-        let mut object_set = known.object_set();
+    fn resolve(&mut self, cache: &ObjectCache) -> Resolution {
+        let mut object_set = cache.object_set();
         self.secrets.set(&object_set.wanted_secrets(&self.policy));
-        object_set.secrets = self.secrets.known();
+        object_set.secrets = self.secrets.current();
         let resolved = object_set.resolve(&self.policy, &mut self.compiled);
-        let links = Links::of(&resolved);
-        Resolution { definitions: known.definitions(), object_set, resolved, links }
+        let links = ObjectLinks::of(&resolved);
+        Resolution { definitions: cache.definitions(), object_set, resolved, links }
     }
 
     /// Reads the Secrets of sinks that have failed since the last turn: they may have changed.
-    fn read_failed_secrets(&self, object_set: &ObjectSet, look: &Look) {
-        for sink in &look.failed_sinks {
+    fn read_failed_secrets(&self, object_set: &ObjectSet, checks: &TurnChecks) {
+        for sink in &checks.failed_sinks {
             for secret in object_set.secrets_named_by(sink, &self.policy) {
-                self.secrets.read_again(&secret);
+                self.secrets.read_more_often(&secret);
             }
         }
     }
@@ -413,7 +417,7 @@ impl Operator {
             .collect();
         let (before, frozen_before) = &self.collected;
         let same = before.len() == targets.len()
-            && before.iter().zip(&targets).all(|(a, b)| Arc::ptr_eq(a, b))
+            && before.iter().zip(&targets).all(|(old, new)| Arc::ptr_eq(old, new))
             && *frozen_before == frozen;
         if !same {
             self.collector.set_targets(&targets, &frozen);
@@ -421,40 +425,40 @@ impl Operator {
         }
     }
 
-    async fn deliver(&mut self, known: &ObjectCache, object_set: &ObjectSet, resolved: &Resolved) {
+    async fn deliver(&mut self, cache: &ObjectCache, object_set: &ObjectSet, resolved: &Resolved) {
         let (rows, tasks, binding_states) =
             (self.rows.clone(), self.tasks.clone(), self.binding_states.clone());
         let (leadership, term) = (self.leadership.clone(), self.term);
         let deliveries = self.deliveries.get_or_insert_with(|| {
             let may_write = Arc::new(move || leadership.borrow().term() == term);
-            Deliveries::new(rows, tasks, may_write, move |name, place, told| {
-                binding_states.hear(name, place, &told);
+            Deliveries::new(rows, tasks, may_write, move |name, destination, event| {
+                binding_states.handle_event(name, destination, &event);
             })
         });
         self.bindings.namespaces.clone_from(&self.collector.namespaces().borrow());
-        let left = self.bindings.deliver(known, object_set, resolved, deliveries);
-        self.told_destinations.clear();
+        let cleaning_state = self.bindings.deliver(cache, object_set, resolved, deliveries);
+        self.delivered_destinations.clear();
         for name in resolved.inventories.keys() {
-            if let Some((_, status)) = known.inventory(name) {
-                self.told_destinations.insert(name.clone(), ToldDestinations::of(status));
+            if let Some((_, status)) = cache.inventory(name) {
+                self.delivered_destinations.insert(name.clone(), StatusDestinations::of(status));
             }
         }
-        self.deliver_at = self.next_timeout(known, resolved);
-        let mut steps = self.steps(known, resolved, left);
-        let targets = known.targets().values().map(|target| ("KollectTarget", &target.metadata));
-        let cluster_targets = known.cluster_targets().values();
+        self.deliver_at = self.next_timeout(cache, resolved);
+        let mut steps = self.steps(cache, resolved, cleaning_state);
+        let targets = cache.targets().values().map(|target| ("KollectTarget", &target.metadata));
+        let cluster_targets = cache.cluster_targets().values();
         let cluster_targets = cluster_targets.map(|target| ("KollectClusterTarget", &target.metadata));
         let deleted =
             targets.chain(cluster_targets).filter(|(_, metadata)| metadata.deletion_timestamp.is_some());
         steps.extend(deleted.filter_map(|(kind, metadata)| finalize::release(kind, metadata)));
-        finalize::take(&self.client, steps).await;
+        finalize::apply(&self.client, steps).await;
         self.binding_states.retain(|binding| resolved.inventories.contains_key(&binding.inventory));
     }
 
     /// When the cleanup timeout of the first deleted inventory ends.
-    fn next_timeout(&self, known: &ObjectCache, resolved: &Resolved) -> Option<Instant> {
+    fn next_timeout(&self, cache: &ObjectCache, resolved: &Resolved) -> Option<Instant> {
         let deleted = resolved.inventories.keys().filter_map(|name| {
-            let deleted = known.inventory(name)?.0.deletion_timestamp.as_ref()?.0;
+            let deleted = cache.inventory(name)?.0.deletion_timestamp.as_ref()?.0;
             let waited = clock::timestamp().as_second() - deleted.as_second();
             let waited = Duration::from_secs(waited.try_into().unwrap_or(0));
             // At least a second: an object that is still there is checked repeatedly.
@@ -464,74 +468,88 @@ impl Operator {
     }
 
     /// Changes of the metadata of inventories, and events about their destinations.
-    fn steps<'a>(&self, known: &'a ObjectCache, resolved: &Resolved, mut left: Left) -> Vec<Step<'a>> {
+    fn steps<'a>(
+        &self,
+        cache: &'a ObjectCache,
+        resolved: &Resolved,
+        mut cleaning_state: CleaningState,
+    ) -> Vec<MetadataChange<'a>> {
         let mut adopted: BTreeMap<InventoryName, Vec<String>> = BTreeMap::new();
-        for (binding, place) in self.binding_states.take_adopted() {
-            adopted.entry(binding.inventory).or_default().push(format!("{} at {place}", binding.sink));
+        for (binding, destination) in self.binding_states.take_adopted() {
+            adopted.entry(binding.inventory).or_default().push(format!("{} at {destination}", binding.sink));
         }
         let mut steps = Vec::new();
         for (name, inventory) in &resolved.inventories {
-            let Some((metadata, status)) = known.inventory(name) else { continue };
+            let Some((metadata, status)) = cache.inventory(name) else { continue };
             let kind = name.kind();
-            steps.extend(adopted.remove(name).map(|adopted| finalize::adopt(kind, metadata, adopted)));
+            steps.extend(
+                adopted.remove(name).map(|adopted| finalize::report_adopted(kind, metadata, adopted)),
+            );
             if metadata.deletion_timestamp.is_some() {
-                let (unclean, hope) = (left.unclean.remove(name), left.waiting.contains(name));
+                let (unclean, can_be_cleaned) =
+                    (cleaning_state.unclean.remove(name), cleaning_state.waiting.contains(name));
                 let unclean = unclean.unwrap_or_default();
-                steps.extend(finalize::finish(kind, metadata, unclean, hope, self.cleanup_timeout));
+                steps.extend(finalize::finish(kind, metadata, unclean, can_be_cleaned, self.cleanup_timeout));
                 continue;
             }
-            steps.extend(left.behind.remove(name).and_then(|b| finalize::leave_behind(kind, metadata, b)));
+            steps.extend(
+                cleaning_state
+                    .left_behind
+                    .remove(name)
+                    .and_then(|sinks| finalize::report_left_behind(kind, metadata, sinks)),
+            );
             if !inventory.sinks.is_empty() && !name.is_reserved() {
                 steps.extend(finalize::protect(kind, metadata));
             }
-            let requests = Requests::of(metadata, inventory.sinks.iter().map(|sink| &sink.name));
+            let requests = TakeOverRequests::of(metadata, inventory.sinks.iter().map(|sink| &sink.name));
             let claim = |sink: &SinkName| {
                 let binding = binding_name(name, sink);
-                self.binding_states
-                    .look(&binding, |progress| progress.destinations.claim().cloned())
-                    .flatten()
+                self.binding_states.read(&binding, |state| state.destinations.claim().cloned()).flatten()
             };
-            let rest = requests.without_granted(claim, &status.take_overs);
-            let mut done: Vec<_> = rest.map(|rest| (take_over::ANNOTATION, rest)).into_iter().collect();
+            let remaining = requests.without_granted(claim, &status.take_overs);
+            let mut handled: Vec<_> =
+                remaining.map(|remaining| (take_over::ANNOTATION, remaining)).into_iter().collect();
             let is_written = |sink: &BoundSink| {
                 self.binding_states
-                    .look(&binding_name(name, &sink.name), Progress::is_synced)
+                    .read(&binding_name(name, &sink.name), BindingState::is_synced)
                     .unwrap_or(false)
             };
-            let asks = |key: &str| metadata.annotations.as_ref().is_some_and(|all| all.contains_key(key));
-            if asks(RELEASE_REMOVALS) && inventory.sinks.iter().all(is_written) {
-                done.push((RELEASE_REMOVALS, String::new()));
+            let has_annotation = |key: &str| {
+                metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(key))
+            };
+            if has_annotation(RELEASE_REMOVALS) && inventory.sinks.iter().all(is_written) {
+                handled.push((RELEASE_REMOVALS, String::new()));
             }
-            steps.extend(finalize::annotate(kind, metadata, done));
+            steps.extend(finalize::annotate(kind, metadata, handled));
         }
         steps
     }
 
-    fn probe(&mut self, known: &ObjectCache, resolved: &Resolved) {
+    fn probe(&mut self, cache: &ObjectCache, resolved: &Resolved) {
         let mut wanted = BTreeMap::new();
-        let planned = |key: &(Family, Name)| {
+        let planned = |key: &(Family, ObjectName)| {
             let plan = (**resolved.sinks.get(key)?).clone().ok()??;
             let policy = self.policy.sink_policy(&key.1.0);
             let meter = self.metrics.meter.clone();
-            Some(Planned { sinks: self.sinks.clone(), plan, policy, meter, counted: None })
+            Some(MeasuredPlan { sinks: self.sinks.clone(), plan, policy, meter, counted: None })
         };
-        for (key, sink) in known.sinks() {
-            let requested = request(&sink.metadata);
+        for (key, sink) in cache.sinks() {
+            let requested = requested_at(&sink.metadata);
             let is_new = requested.is_some() && requested != sink.status.last_handled_requested_at;
-            let asked = sink.spec.common().connection_test.unwrap_or(true)
+            let is_probed = sink.spec.common().connection_test.unwrap_or(true)
                 || test_connection(&sink.metadata)
                 || is_new;
-            if let Some(planned) = asked.then(|| planned(&key)).flatten() {
+            if let Some(planned) = is_probed.then(|| planned(&key)).flatten() {
                 wanted.insert(Probed::Sink(key.0, key.1), (planned, requested));
             }
         }
-        for (name, test) in known.connection_tests() {
+        for (name, test) in cache.connection_tests() {
             let generation = test.metadata.generation.unwrap_or(0);
-            let done = test
+            let is_completed = test
                 .status
                 .as_ref()
                 .is_some_and(|status| status.completed && status.observed_generation == Some(generation));
-            let Some((family, sink)) = tested_sink(test).filter(|_| !done) else { continue };
+            let Some((family, sink)) = tested_sink(test).filter(|_| !is_completed) else { continue };
             if let Some(planned) = planned(&(family, (name.0.clone(), sink))) {
                 wanted.insert(Probed::Test(name.clone(), generation), (planned, None));
             }

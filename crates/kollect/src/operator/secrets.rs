@@ -22,60 +22,60 @@ use tokio::{
     time::{self, Instant},
 };
 
-use crate::resolve::{Contents, Name, Secret, check_secret_type};
+use crate::resolve::{ObjectName, Secret, SecretContents, check_secret_type};
 
 /// How often a Secret is read that may not be watched.
-const READ_AGAIN: Duration = Duration::from_mins(5);
+const READ_INTERVAL: Duration = Duration::from_mins(5);
 /// How often the operator checks whether a Secret may be watched.
-const ASK_AGAIN: Duration = Duration::from_hours(1);
+const PERMISSION_CHECK_INTERVAL: Duration = Duration::from_hours(1);
 /// The first pause after a read that found none; later ones are longer.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 /// How often a Secret is read while a sink fails, at first and later on.
-const READ_FOR_FAILING: [Duration; 2] = [Duration::from_secs(10), Duration::from_mins(1)];
+const FAILING_READ_INTERVALS: [Duration; 2] = [Duration::from_secs(10), Duration::from_mins(1)];
 /// From then on the longer interval applies.
-const FAILS_FOR_LONG: Duration = Duration::from_mins(10);
+const LONG_FAILURE: Duration = Duration::from_mins(10);
 /// A sink without a failure for this long works again: attempts are more frequent than that.
-const NO_FAILURE: Duration = Duration::from_mins(6);
+const RECOVERED_AFTER: Duration = Duration::from_mins(6);
 /// The least time between two reads for failing sinks, of all Secrets together: sinks that keep failing must not flood
 /// the API server.
-const BETWEEN_READS: Duration = Duration::from_millis(100);
+const MIN_READ_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Follows Secrets until it is dropped.
-pub(crate) struct Secrets {
+pub(crate) struct SecretWatches {
     client: Client,
     source: Arc<dyn WatchSource>,
-    known: Arc<Mutex<BTreeMap<Name, Secret>>>,
+    current: Arc<Mutex<BTreeMap<ObjectName, Secret>>>,
     changed: watch::Sender<()>,
     tasks: Tasks,
-    followed: BTreeMap<Name, Followed>,
-    pace: Arc<Pace>,
+    followed: BTreeMap<ObjectName, FollowedSecret>,
+    pace: Arc<ReadPacing>,
 }
 
-struct Followed {
+struct FollowedSecret {
     /// Notified when a sink fails that names the Secret.
-    failed: Arc<Notify>,
+    sink_failed: Arc<Notify>,
     task: Task,
 }
 
 /// Keeps reads for failing sinks apart.
 #[derive(Default)]
-struct Pace(tokio::sync::Mutex<Option<Instant>>);
+struct ReadPacing(tokio::sync::Mutex<Option<Instant>>);
 
-impl Pace {
+impl ReadPacing {
     /// Waits until the caller may read.
-    async fn turn(&self) {
+    async fn wait(&self) {
         let mut last = self.0.lock().await;
         if let Some(last) = *last {
-            time::sleep_until(last + BETWEEN_READS).await;
+            time::sleep_until(last + MIN_READ_INTERVAL).await;
         }
         *last = Some(Instant::now());
     }
 }
 
-impl Secrets {
+impl SecretWatches {
     pub(crate) fn new(client: Client, source: Arc<dyn WatchSource>, tasks: Tasks) -> Self {
-        let (known, changed) = (Arc::default(), watch::Sender::default());
-        Self { client, source, known, changed, tasks, followed: BTreeMap::new(), pace: Arc::default() }
+        let (current, changed) = (Arc::default(), watch::Sender::default());
+        Self { client, source, current, changed, tasks, followed: BTreeMap::new(), pace: Arc::default() }
     }
 
     /// Changes whenever a Secret does.
@@ -83,94 +83,94 @@ impl Secrets {
         self.changed.subscribe()
     }
 
-    /// What is known about the Secrets that are wanted.
-    pub(crate) fn known(&self) -> BTreeMap<Name, Secret> {
-        lock(&self.known).clone()
+    /// What is known now about the Secrets that are wanted.
+    pub(crate) fn current(&self) -> BTreeMap<ObjectName, Secret> {
+        lock(&self.current).clone()
     }
 
     /// Stops following all Secrets and forgets their contents.
-    pub(crate) async fn begin_again(&mut self) {
+    pub(crate) async fn clear(&mut self) {
         tasks::abort(self.followed.values_mut().map(|followed| &mut followed.task)).await;
         self.followed.clear();
-        lock(&self.known).clear();
+        lock(&self.current).clear();
     }
 
     /// Follows exactly these from now on.
-    pub(crate) fn set(&mut self, wanted: &BTreeSet<Name>) {
+    pub(crate) fn set(&mut self, wanted: &BTreeSet<ObjectName>) {
         for (name, followed) in self.followed.extract_if(.., |name, _| !wanted.contains(name)) {
             drop(followed);
-            lock(&self.known).remove(&name);
+            lock(&self.current).remove(&name);
         }
         for name in wanted {
             if !self.followed.contains_key(name) {
-                lock(&self.known).insert(name.clone(), Secret::Awaited);
-                let follower = Arc::new(Follower {
+                lock(&self.current).insert(name.clone(), Secret::Awaited);
+                let follower = Arc::new(SecretFollower {
                     name: name.clone(),
                     client: self.client.clone(),
-                    known: self.known.clone(),
+                    current: self.current.clone(),
                     changed: self.changed.clone(),
-                    failed: Arc::default(),
+                    sink_failed: Arc::default(),
                     pace: self.pace.clone(),
                 });
-                let failed = follower.failed.clone();
+                let sink_failed = follower.sink_failed.clone();
                 let task = follower.start(&self.tasks, self.source.clone());
-                self.followed.insert(name.clone(), Followed { failed, task });
+                self.followed.insert(name.clone(), FollowedSecret { sink_failed, task });
             }
         }
     }
 
     /// Reads a Secret more often for a while: a sink that names it has failed, and the Secret may be corrected soon.
-    pub(crate) fn read_again(&self, name: &Name) {
+    pub(crate) fn read_more_often(&self, name: &ObjectName) {
         if let Some(followed) = self.followed.get(name) {
-            followed.failed.notify_one();
+            followed.sink_failed.notify_one();
         }
     }
 }
 
-fn lock(known: &Mutex<BTreeMap<Name, Secret>>) -> MutexGuard<'_, BTreeMap<Name, Secret>> {
-    known.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(current: &Mutex<BTreeMap<ObjectName, Secret>>) -> MutexGuard<'_, BTreeMap<ObjectName, Secret>> {
+    current.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-struct Follower {
-    name: Name,
+struct SecretFollower {
+    name: ObjectName,
     client: Client,
-    known: Arc<Mutex<BTreeMap<Name, Secret>>>,
+    current: Arc<Mutex<BTreeMap<ObjectName, Secret>>>,
     changed: watch::Sender<()>,
-    failed: Arc<Notify>,
-    pace: Arc<Pace>,
+    sink_failed: Arc<Notify>,
+    pace: Arc<ReadPacing>,
 }
 
 /// Since when a sink fails that names a Secret, and when it failed last.
-struct Failing {
+struct FailingSince {
     since: Instant,
     last: Instant,
 }
 
-impl Failing {
+impl FailingSince {
     /// The time between two reads.
     fn pause(&self, now: Instant) -> Duration {
-        let [soon, later] = READ_FOR_FAILING;
-        if now < self.since + FAILS_FOR_LONG { soon } else { later }
+        let [at_first, later_on] = FAILING_READ_INTERVALS;
+        if now < self.since + LONG_FAILURE { at_first } else { later_on }
     }
 
     /// Whether it does not fail any more.
     fn is_over(&self, now: Instant) -> bool {
-        now >= self.last + NO_FAILURE
+        now >= self.last + RECOVERED_AFTER
     }
 }
 
 /// How a read of a Secret ended.
-enum Read {
+enum SecretRead {
     /// It holds what it held before.
     Same,
     Changed,
-    /// The API server says that it may not be read.
+    /// The API server does not permit to read it.
     Forbidden,
     /// There is none, or the API server did not answer.
     Nothing,
 }
 
-impl Follower {
+impl SecretFollower {
     /// Starts to follow the Secret. After a panic the known contents stay in use until the next read.
     fn start(self: Arc<Self>, tasks: &Tasks, source: Arc<dyn WatchSource>) -> Task {
         let (namespace, name) = &self.name;
@@ -180,7 +180,8 @@ impl Follower {
             task,
             move || self.clone().follow(source.clone()),
             move |pause| {
-                panicked.put_first(Secret::Unreadable("reading the Secret panicked; this is a bug".into()));
+                panicked
+                    .put_if_awaited(Secret::Unreadable("reading the Secret panicked; this is a bug".into()));
                 time::sleep(pause)
             },
         )
@@ -201,34 +202,35 @@ impl Follower {
 
     /// Reads the Secret repeatedly, until it is time to check whether it may be watched.
     async fn read_for_a_while(&self) {
-        let until = Instant::now() + ASK_AGAIN;
-        let mut missing = Backoff::new(FIRST_PAUSE, READ_AGAIN);
-        let mut failing: Option<Failing> = None;
+        let until = Instant::now() + PERMISSION_CHECK_INTERVAL;
+        let mut missing = Backoff::new(FIRST_PAUSE, READ_INTERVAL);
+        let mut failing: Option<FailingSince> = None;
         while Instant::now() < until {
             let read = self.read().await;
-            let at = Instant::now();
-            failing = failing.filter(|failing| !matches!(read, Read::Changed) && !failing.is_over(at));
+            let read_at = Instant::now();
+            failing =
+                failing.filter(|failing| !matches!(read, SecretRead::Changed) && !failing.is_over(read_at));
             let pause = match (read, &failing) {
-                (Read::Nothing, _) => missing.next(fastrand::f64()),
-                (Read::Same, Some(failing)) => failing.pause(at),
-                (Read::Same | Read::Changed | Read::Forbidden, _) => READ_AGAIN,
+                (SecretRead::Nothing, _) => missing.next(fastrand::f64()),
+                (SecretRead::Same, Some(failing)) => failing.pause(read_at),
+                (SecretRead::Same | SecretRead::Changed | SecretRead::Forbidden, _) => READ_INTERVAL,
             };
-            let mut next = until.min(at + pause);
+            let mut next = until.min(read_at + pause);
             while Instant::now() < next {
                 tokio::select! {
                     // `biased`: a failure at the end of the pause is handled in the next pause.
                     biased;
                     () = time::sleep_until(next) => {}
-                    () = self.failed.notified() => {
+                    () = self.sink_failed.notified() => {
                         let now = Instant::now();
-                        let failing = failing.get_or_insert(Failing { since: now, last: now });
+                        let failing = failing.get_or_insert(FailingSince { since: now, last: now });
                         failing.last = now;
-                        next = next.min((at + failing.pause(now)).max(now));
+                        next = next.min((read_at + failing.pause(now)).max(now));
                     }
                 }
             }
             if failing.is_some() {
-                self.pace.turn().await;
+                self.pace.wait().await;
             }
         }
     }
@@ -251,30 +253,30 @@ impl Follower {
                 // The known contents stay in use, even while the API server does not answer.
                 Event::Synced { .. } | Event::Progress { .. } | Event::Resumed => {}
                 Event::Blind(blindness) if blindness.reason == BlindReason::Forbidden => return,
-                Event::Blind(blindness) => self.put_first(Secret::Unreadable(blindness.message)),
+                Event::Blind(blindness) => self.put_if_awaited(Secret::Unreadable(blindness.message)),
             }
         }
     }
 
-    async fn read(&self) -> Read {
+    async fn read(&self) -> SecretRead {
         let (namespace, name) = &self.name;
         match Api::<KubeSecret>::namespaced(self.client.clone(), namespace).get_opt(name).await {
             Ok(Some(secret)) => {
                 let changed = self.replace(self.usable(secret));
-                if changed { Read::Changed } else { Read::Same }
+                if changed { SecretRead::Changed } else { SecretRead::Same }
             }
             Ok(None) => {
                 self.put(self.missing());
-                Read::Nothing
+                SecretRead::Nothing
             }
             Err(kube::Error::Api(status)) if status.code == 403 => {
                 let why = format!("the operator may not read Secret {name} in namespace {namespace}");
                 self.put(Secret::Unreadable(why));
-                Read::Forbidden
+                SecretRead::Forbidden
             }
             Err(_) => {
-                self.put_first(Secret::Unreadable("the API server does not answer".into()));
-                Read::Nothing
+                self.put_if_awaited(Secret::Unreadable("the API server does not answer".into()));
+                SecretRead::Nothing
             }
         }
     }
@@ -282,7 +284,7 @@ impl Follower {
     fn usable(&self, secret: KubeSecret) -> Secret {
         let (namespace, name) = &self.name;
         match check_secret_type(secret.type_.as_deref()) {
-            Ok(()) => Secret::ObjectCache(Arc::new(contents(secret))),
+            Ok(()) => Secret::Contents(Arc::new(contents(secret))),
             Err(problem) => Secret::Unreadable(format!("Secret {name} in namespace {namespace}: {problem}")),
         }
     }
@@ -298,7 +300,7 @@ impl Follower {
 
     /// Stores what was read. Returns whether it has changed.
     fn replace(&self, secret: Secret) -> bool {
-        let before = lock(&self.known).insert(self.name.clone(), secret.clone());
+        let before = lock(&self.current).insert(self.name.clone(), secret.clone());
         let changed = before != Some(secret);
         if changed {
             self.changed.send_replace(());
@@ -306,15 +308,15 @@ impl Follower {
         changed
     }
 
-    fn put_first(&self, secret: Secret) {
-        let awaited = lock(&self.known).get(&self.name) == Some(&Secret::Awaited);
+    fn put_if_awaited(&self, secret: Secret) {
+        let awaited = lock(&self.current).get(&self.name) == Some(&Secret::Awaited);
         if awaited {
             self.put(secret);
         }
     }
 }
 
-fn contents(secret: KubeSecret) -> Contents {
+fn contents(secret: KubeSecret) -> SecretContents {
     secret.data.into_iter().flatten().map(|(key, value)| (key, value.0)).collect()
 }
 

@@ -22,10 +22,10 @@ use axum::{
     middleware::{Next, from_fn},
     response::IntoResponse,
 };
-pub(crate) use certificates::Tls;
-use connections::{Connections, Slot};
+pub(crate) use certificates::ServerTls;
+use connections::{ConnectionSlot, Connections};
 use futures::{StreamExt as _, stream};
-pub(crate) use guard::Guard;
+pub(crate) use guard::AccessGuard;
 use http::StatusCode;
 use http_body_util::{BodyExt as _, Limited};
 use hyper_util::{
@@ -46,20 +46,20 @@ use tokio_rustls::TlsAcceptor;
 /// Pause after a connection could not be accepted, for example for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// The least time between two notices that there are too many connections.
-const CROWDED_PAUSE: Duration = Duration::from_mins(1);
+const CROWDED_NOTICE_PAUSE: Duration = Duration::from_mins(1);
 /// Limit of the request head in bytes. The largest headers that clients send are tokens.
 const LARGEST_HEAD: usize = 64 << 10;
-const MOST_HEADERS: usize = 64;
-const MOST_STREAMS: u32 = 64;
+const MAX_HEADERS: usize = 64;
+const MAX_STREAMS: u32 = 64;
 
 /// Where to listen, and how.
 #[derive(Debug, Clone)]
-pub(crate) struct Endpoint {
+pub(crate) struct ListenEndpoint {
     /// The flag that gave the address, for errors.
     pub(crate) flag: &'static str,
     /// `:8443`, `127.0.0.1:8080` or `[::1]:8080`; without a host, on all addresses.
     pub(crate) address: String,
-    pub(crate) tls: Tls,
+    pub(crate) tls: ServerTls,
     /// Offers HTTP/2 to clients with TLS. It has had more denial-of-service weaknesses than HTTP/1.1.
     pub(crate) http2: bool,
     pub(crate) limits: Limits,
@@ -101,7 +101,7 @@ impl Default for Limits {
 
 /// An event of a server that is worth a line in the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Notice {
+pub(crate) enum ServerNotice {
     /// New connections get the new certificate.
     CertificateReplaced(String),
     /// The files changed to something that cannot be used; the old certificate is still served.
@@ -116,7 +116,7 @@ pub(crate) enum Notice {
     ReviewFailed(String),
 }
 
-impl fmt::Display for Notice {
+impl fmt::Display for ServerNotice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::CertificateReplaced(file) => write!(f, "serve the new certificate of {file}"),
@@ -133,39 +133,39 @@ impl fmt::Display for Notice {
 }
 
 /// Receives notices; must not block.
-pub(crate) type Report = Arc<dyn Fn(Notice) + Send + Sync>;
+pub(crate) type ReportNotice = Arc<dyn Fn(ServerNotice) + Send + Sync>;
 
 /// A running server. Dropping it cuts all connections.
-pub(crate) struct Server {
+pub(crate) struct HttpServer {
     /// Where it listens, with the port that was chosen for port 0.
     pub(crate) address: SocketAddr,
     stop: oneshot::Sender<Duration>,
     task: Task<Option<usize>>,
 }
 
-impl Server {
+impl HttpServer {
     /// Listens, and answers from then on. Errors name the flag or the file.
     pub(crate) async fn start(
         tasks: &Tasks,
-        endpoint: Endpoint,
+        endpoint: ListenEndpoint,
         router: Router,
-        report: Report,
+        report: ReportNotice,
     ) -> anyhow::Result<Self> {
-        let Endpoint { flag, address, tls, http2, limits } = endpoint;
-        let secured = tls.load(http2)?;
+        let ListenEndpoint { flag, address, tls, http2, limits } = endpoint;
+        let tls_config = tls.load(http2)?;
         let failed = || format!("listen on {address} ({flag})");
         let listener = bind(&address).await.with_context(failed)?;
         let address = listener.local_addr().with_context(failed)?;
-        let (acceptor, follow) = match secured {
-            Some((config, follow)) => (Some(TlsAcceptor::from(config)), follow),
+        let (acceptor, reload) = match tls_config {
+            Some((config, reload)) => (Some(TlsAcceptor::from(config)), reload),
             None => (None, None),
         };
-        let shared = Arc::new(Talk::new(acceptor, bounded(router, limits), limits));
+        let shared = Arc::new(ConnectionSettings::new(acceptor, bounded(router, limits), limits));
         let (stop, stopped) = oneshot::channel();
         let task = tasks.core(TaskName::of_object(TaskKind::Server, flag), async move {
             let reloads = async {
-                if let Some(follow) = follow {
-                    follow.run(limits.reload, report.clone()).await;
+                if let Some(reload) = reload {
+                    reload.run(limits.reload, report.clone()).await;
                 }
                 std::future::pending::<()>().await;
             };
@@ -177,10 +177,10 @@ impl Server {
         Ok(Self { address, stop, task })
     }
 
-    /// Accepts nothing more, lets running requests finish for as long as `patience`, and returns how many
+    /// Accepts nothing more, lets running requests finish for as long as `grace_period`, and returns how many
     /// connections had to be cut.
-    pub(crate) async fn shutdown(self, patience: Duration) -> usize {
-        if self.stop.send(patience).is_err() {
+    pub(crate) async fn shutdown(self, grace_period: Duration) -> usize {
+        if self.stop.send(grace_period).is_err() {
             return 0;
         }
         self.task.await.ok().flatten().unwrap_or(0)
@@ -201,7 +201,7 @@ async fn bind(address: &str) -> std::io::Result<TcpListener> {
 }
 
 fn bounded(router: Router, limits: Limits) -> Router {
-    let bound = move |Extension(slot): Extension<Slot>, request: Request, next: Next| async move {
+    let limit = move |Extension(slot): Extension<ConnectionSlot>, request: Request, next: Next| async move {
         let announced = usize::try_from(request.body().size_hint().lower()).unwrap_or(usize::MAX);
         if announced > limits.body {
             return (StatusCode::PAYLOAD_TOO_LARGE, "the body is too large\n").into_response();
@@ -225,7 +225,7 @@ fn bounded(router: Router, limits: Limits) -> Router {
         })
     };
     // The limit above applies to every reader of the body, not only to extractors that honour axum's limit.
-    router.layer(DefaultBodyLimit::disable()).layer(from_fn(bound))
+    router.layer(DefaultBodyLimit::disable()).layer(from_fn(limit))
 }
 
 /// The body; `arrived` is called when its end was read.
@@ -247,43 +247,43 @@ fn at_end(body: Body, arrived: impl FnOnce() + Send + 'static) -> Body {
 /// Accepts connections until it is stopped. Returns how many connections it had to cut.
 async fn accept(
     listener: TcpListener,
-    talk: Arc<Talk>,
+    settings: Arc<ConnectionSettings>,
     mut stop: oneshot::Receiver<Duration>,
-    report: Report,
+    report: ReportNotice,
 ) -> usize {
-    let open = Connections::new(talk.limits.connections);
+    let open = Connections::new(settings.limits.connections);
     let (closing, _) = watch::channel(());
     let mut connections = JoinSet::new();
     // Accepted, but not admitted yet.
     let mut next: Option<TcpStream> = None;
-    let mut crowded: Option<Instant> = None;
-    let patience = loop {
+    let mut crowded_reported: Option<Instant> = None;
+    let grace_period = loop {
         tokio::select! {
-            patience = &mut stop => break patience.unwrap_or_default(),
+            grace_period = &mut stop => break grace_period.unwrap_or_default(),
             Some(ended) = connections.join_next() => {
                 if ended.is_err() {
-                    report(Notice::ConnectionPanicked);
+                    report(ServerNotice::ConnectionPanicked);
                 }
             }
             accepted = listener.accept(), if next.is_none() => match accepted {
                 Ok((stream, _)) => next = Some(stream),
                 Err(error) => {
-                    report(Notice::AcceptFailed(error.to_string()));
+                    report(ServerNotice::AcceptFailed(error.to_string()));
                     time::sleep(ACCEPT_PAUSE).await;
                 }
             },
-            closed_another = open.room(), if next.is_some() => {
-                if closed_another && crowded.is_none_or(|told| told.elapsed() >= CROWDED_PAUSE) {
-                    crowded = Some(Instant::now());
-                    report(Notice::Crowded(talk.limits.connections));
+            closed_another = open.wait_for_room(), if next.is_some() => {
+                if closed_another && crowded_reported.is_none_or(|reported| reported.elapsed() >= CROWDED_NOTICE_PAUSE) {
+                    crowded_reported = Some(Instant::now());
+                    report(ServerNotice::Crowded(settings.limits.connections));
                 }
                 let Some(stream) = next.take() else { continue };
                 let (slot, closed) = open.admit();
-                let (talk, closing) = (talk.clone(), closing.subscribe());
+                let (settings, closing) = (settings.clone(), closing.subscribe());
                 #[expect(clippy::disallowed_methods, reason = "a panic ends one connection, and is reported here")]
                 connections.spawn(async move {
                     tokio::select! {
-                        () = talk.serve(stream, slot, closing) => {}
+                        () = settings.serve(stream, slot, closing) => {}
                         _ = closed => {}
                     }
                 });
@@ -293,14 +293,14 @@ async fn accept(
     drop(next);
     drop(listener);
     closing.send_replace(());
-    time::timeout(patience, async { while connections.join_next().await.is_some() {} }).await.ok();
+    time::timeout(grace_period, async { while connections.join_next().await.is_some() {} }).await.ok();
     let cut = connections.len();
     connections.shutdown().await;
     cut
 }
 
 /// What all connections share.
-struct Talk {
+struct ConnectionSettings {
     acceptor: Option<TlsAcceptor>,
     router: Router,
     http1: Builder<TokioExecutor>,
@@ -308,7 +308,7 @@ struct Talk {
     limits: Limits,
 }
 
-impl Talk {
+impl ConnectionSettings {
     fn new(acceptor: Option<TlsAcceptor>, router: Router, limits: Limits) -> Self {
         let mut http1 = Builder::new(TokioExecutor::new()).http1_only();
         http1
@@ -316,22 +316,22 @@ impl Talk {
             .timer(TokioTimer::new())
             .header_read_timeout(limits.head)
             .max_buf_size(LARGEST_HEAD)
-            .max_headers(MOST_HEADERS);
+            .max_headers(MAX_HEADERS);
         let mut http2 = Builder::new(TokioExecutor::new()).http2_only();
         http2
             .http2()
             .timer(TokioTimer::new())
             .keep_alive_interval(limits.head)
-            .max_concurrent_streams(MOST_STREAMS)
+            .max_concurrent_streams(MAX_STREAMS)
             .max_header_list_size(u32::try_from(LARGEST_HEAD).unwrap_or(u32::MAX));
         Self { acceptor, router, http1, http2, limits }
     }
 
-    async fn serve(&self, stream: TcpStream, slot: Slot, mut closing: watch::Receiver<()>) {
+    async fn serve(&self, stream: TcpStream, slot: ConnectionSlot, mut closing: watch::Receiver<()>) {
         // Best effort: with Nagle's algorithm small responses may be delayed.
         stream.set_nodelay(true).ok();
         let Some(acceptor) = &self.acceptor else {
-            return self.talk(&self.http1, stream, slot, closing).await;
+            return self.serve_http(&self.http1, stream, slot, closing).await;
         };
         let handshake = tokio::select! {
             handshake = time::timeout(self.limits.handshake, acceptor.accept(stream)) => handshake,
@@ -340,14 +340,14 @@ impl Talk {
         // Clients that do not trust the certificate, port scanners, and clients that were too slow.
         let Ok(Ok(stream)) = handshake else { return };
         let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-        self.talk(if is_http2 { &self.http2 } else { &self.http1 }, stream, slot, closing).await;
+        self.serve_http(if is_http2 { &self.http2 } else { &self.http1 }, stream, slot, closing).await;
     }
 
-    async fn talk(
+    async fn serve_http(
         &self,
         http: &Builder<TokioExecutor>,
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-        slot: Slot,
+        slot: ConnectionSlot,
         mut closing: watch::Receiver<()>,
     ) {
         let service = TowerToHyperService::new(self.router.clone().layer(Extension(slot)));

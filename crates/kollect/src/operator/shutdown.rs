@@ -9,12 +9,12 @@ use futures::future::join_all;
 use kollect_engine::tasks::{CoreTaskEnded, TaskKind, Tasks};
 use tracing::{error, info, warn};
 
-use super::{leader::LeaderHandle, serve::Server};
+use super::{leader::LeaderHandle, serve::HttpServer};
 
 /// Time limit for releasing the lease and stopping the servers, after the last write.
-const LAST_STEPS: Duration = Duration::from_secs(5);
+const LAST_STEPS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit for requests that are being answered.
-const LAST_ANSWERS: Duration = Duration::from_secs(1);
+const LAST_ANSWERS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Runs the loop until a signal asks the program to stop. The error names the core task that ended.
 pub(crate) async fn until_stopped(
@@ -50,8 +50,8 @@ pub(crate) async fn stop(
             warn!(tasks = %stuck, "stopped before all writes were done");
         }
         // No write is running any more, so another replica may lead.
-        let left = [TaskKind::Lease, TaskKind::Server];
-        if let Err(stuck) = tasks.within(LAST_STEPS, &left, last_steps).await {
+        let kinds = [TaskKind::Lease, TaskKind::Server];
+        if let Err(stuck) = tasks.within(LAST_STEPS_TIMEOUT, &kinds, last_steps).await {
             warn!(tasks = %stuck, "stopped before all tasks had ended");
         }
     };
@@ -64,16 +64,16 @@ pub(crate) async fn stop(
         // `biased`: a second signal after an orderly stop is not an error.
         biased;
         () = orderly => Ok(()),
-        left = aborted => {
-            bail!("stopped at once by a second signal; these tasks had not ended: {left}");
+        running = aborted => {
+            bail!("stopped at once by a second signal; these tasks had not ended: {running}");
         }
     }
 }
 
 /// Releases the lease, and lets servers finish the requests that they are answering.
-pub(crate) async fn release(leader: LeaderHandle, servers: Vec<Server>) {
+pub(crate) async fn release(leader: LeaderHandle, servers: Vec<HttpServer>) {
     leader.release().await;
-    join_all(servers.into_iter().map(|server| server.shutdown(LAST_ANSWERS))).await;
+    join_all(servers.into_iter().map(|server| server.shutdown(LAST_ANSWERS_TIMEOUT))).await;
 }
 
 #[cfg(test)]
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn law_16_a_core_task_that_ends_stops_the_operator_with_an_error_that_names_it() {
+    async fn a_core_task_that_ends_stops_the_operator_with_an_error_that_names_it() {
         let tasks = Tasks::default();
         let _lease = tasks.core(TaskKind::Lease.into(), time::sleep(Duration::from_secs(3)));
         let error = until_stopped(&tasks, pending(), pending()).await.unwrap_err().to_string();
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_second_signal_waits_for_nothing() {
+    async fn a_second_signal_stops_the_operator_at_once() {
         let tasks = Tasks::default();
         let name = binding();
         let stuck = tasks.restarted(name, pending, time::sleep);
@@ -127,14 +127,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_deadlines_hold_whatever_is_stuck() {
+    async fn the_deadlines_hold_even_if_everything_is_stuck() {
         let tasks = Tasks::default();
         let began = time::Instant::now();
         stop(&tasks, Duration::from_secs(10), pending(), pending(), pending()).await.unwrap();
-        assert_eq!(began.elapsed(), Duration::from_secs(10) + LAST_STEPS);
+        assert_eq!(began.elapsed(), Duration::from_secs(10) + LAST_STEPS_TIMEOUT);
     }
 
-    /// Takes what is logged.
+    /// Records what is logged.
     #[derive(Clone, Default)]
     struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -171,6 +171,6 @@ mod tests {
             "name": "task", "task": "watch", "kind": "apps/v1 Deployment", "namespace": "shop",
         });
         let spans: Vec<&Value> = lines.iter().map(|line| &line["spans"]).collect();
-        assert_eq!(spans, [&json!([binding]), &json!([watch])], "and nothing about who started it");
+        assert_eq!(spans, [&json!([binding]), &json!([watch])], "and not the task that started it");
     }
 }

@@ -36,23 +36,23 @@ use kollect_model::{
 use tokio::time::Instant;
 
 use super::{
+    binding_states::BindingStates,
     bindings::{Bindings, binding_name},
     conditions::Conditions,
-    objects::{ObjectCache, request},
-    progress::BindingStates,
-    reconcile::Links,
+    objects::{ObjectCache, requested_at},
+    reconcile::ObjectLinks,
 };
 use crate::{
     reason::Reason,
-    resolve::{Name, OperatorPolicy, Resolved, ResolvedTarget},
+    resolve::{ObjectName, OperatorPolicy, Resolved, ResolvedTarget},
 };
-use blind::{FORBIDDEN, Line, cut, sentence};
+use blind::{CoverageLine, FORBIDDEN, cut, sentence};
 
 /// The input of the status functions, besides the objects.
-pub(crate) struct View<'a> {
-    pub(crate) known: &'a ObjectCache,
+pub(crate) struct StatusView<'a> {
+    pub(crate) cache: &'a ObjectCache,
     pub(crate) resolved: &'a Resolved,
-    pub(crate) links: &'a Links,
+    pub(crate) links: &'a ObjectLinks,
     pub(crate) rows: &'a StoreReader,
     pub(crate) coverage: &'a Coverage,
     pub(crate) namespaces: Option<Arc<Namespaces>>,
@@ -60,7 +60,7 @@ pub(crate) struct View<'a> {
     pub(crate) bindings: &'a Bindings,
     pub(crate) operator_policy: &'a OperatorPolicy,
     /// The namespaces that the operator watches, or everything.
-    pub(crate) scope: &'a Visibility,
+    pub(crate) watched: &'a Visibility,
     /// Since when this process has led.
     pub(crate) led_since: Instant,
     pub(crate) now: Timestamp,
@@ -85,7 +85,7 @@ fn count<T: TryFrom<usize>>(number: usize) -> Option<T> {
 }
 
 /// The text of faults: the first in full, the others counted.
-fn told<F: ToString>(faults: &[F]) -> String {
+fn first_fault<F: ToString>(faults: &[F]) -> String {
     let first = faults.first().map(ToString::to_string).unwrap_or_default();
     match faults.len() {
         0 | 1 => first,
@@ -98,9 +98,9 @@ fn counted(number: usize, one: &str, many: &str) -> String {
     if number == 1 { format!("1 {one}") } else { format!("{number} {many}") }
 }
 
-impl View<'_> {
+impl StatusView<'_> {
     /// Schedules another check of the current object, if that time has not passed.
-    fn look_again_at(&self, at: Instant) {
+    fn check_again_at(&self, at: Instant) {
         if at <= Instant::now() {
             return;
         }
@@ -111,7 +111,7 @@ impl View<'_> {
     fn has_passed(&self, since: Instant, time: Duration) -> bool {
         let over = Instant::now() >= since + time;
         if !over {
-            self.look_again_at(since + time);
+            self.check_again_at(since + time);
         }
         over
     }
@@ -119,15 +119,15 @@ impl View<'_> {
     /// The same for a time of the wall clock.
     fn has_passed_since(&self, since: SystemTime, time: Duration) -> bool {
         let passed = clock::now().duration_since(since).unwrap_or_default();
-        let left = time.saturating_sub(passed);
-        self.look_again_at(Instant::now() + left);
-        left.is_zero()
+        let remaining = time.saturating_sub(passed);
+        self.check_again_at(Instant::now() + remaining);
+        remaining.is_zero()
     }
 
     /// Whether a profile compiles, how many targets use it, and whether sinks hold its rows.
     pub(crate) fn profile(
         &self,
-        name: &Name,
+        name: &ObjectName,
         metadata: &ObjectMeta,
         before: &[Condition],
         errors: Option<&[SpecError]>,
@@ -139,9 +139,9 @@ impl View<'_> {
                 let noun = if users == 1 { "target uses" } else { "targets use" };
                 conditions.ready(Reason::Compiled, format!("all expressions compile; {users} {noun} it"));
             }
-            Some(errors) => conditions.degraded(Reason::InvalidSpec, told(errors), true),
+            Some(errors) => conditions.degraded(Reason::InvalidSpec, first_fault(errors), true),
         }
-        self.judge_profile_export(name, metadata, before, errors, &mut conditions);
+        self.set_profile_exported(name, metadata, before, errors, &mut conditions);
         ProfileStatus { conditions: conditions.done(), observed_generation: metadata.generation }
     }
 
@@ -158,7 +158,8 @@ impl View<'_> {
         let listing = visibilities.is_empty()
             || visibilities.values().any(|visibility| *visibility == Visibility::Pending);
         let collected = resolved.target.is_some();
-        if collected && listing && stands(metadata, before.observed_generation, &before.conditions) {
+        if collected && listing && is_current_status(metadata, before.observed_generation, &before.conditions)
+        {
             return self.with_target_export(metadata, before, id);
         }
         let mut conditions = Conditions::after(&before.conditions, metadata.generation, self.now);
@@ -167,7 +168,7 @@ impl View<'_> {
         let nulls = self.rows.nulls(id);
         let selected = self.selected(resolved);
         let coverage = self.coverage_of(resolved, &selected.allowed);
-        self.judge_target(
+        self.set_target_conditions(
             id,
             resolved,
             rows.unwrap_or(0),
@@ -175,9 +176,9 @@ impl View<'_> {
             (&selected, &coverage),
             &mut conditions,
         );
-        nulls::judge(&nulls, &mut conditions);
-        self.judge_target_export(metadata, &before.conditions, id, &mut conditions);
-        let moved = before.collected_count != rows;
+        nulls::set_attributes_null(&nulls, &mut conditions);
+        self.set_target_exported(metadata, &before.conditions, id, &mut conditions);
+        let count_changed = before.collected_count != rows;
         let definition = resolved.target.as_ref().map(|target| target.definition());
         let was_read = definition.is_none_or(|definition| self.rows.has_read(id, definition));
         TargetStatus {
@@ -187,18 +188,18 @@ impl View<'_> {
             last_extraction_error: failure.or_else(|| nulls::first_mismatch(&nulls)),
             null_attributes: nulls::lines(&nulls),
             last_handled_requested_at: if was_read {
-                request(metadata)
+                requested_at(metadata)
             } else {
                 before.last_handled_requested_at.clone()
             },
             collected_count: rows,
-            collected_count_updated_at: if moved {
+            collected_count_updated_at: if count_changed {
                 Timestamp::from_second(self.now.as_second()).ok().map(Time)
             } else {
                 before.collected_count_updated_at.clone()
             },
-            matched_namespaces: cut(&selected.asked),
-            matched_namespace_count: count(selected.asked.len()).filter(|_| collected),
+            matched_namespaces: cut(&selected.requested),
+            matched_namespace_count: count(selected.requested.len()).filter(|_| collected),
             effective_namespaces: cut(&selected.allowed),
             effective_namespace_count: count(selected.allowed.len()).filter(|_| collected),
             active_resource_rules: count(resource_rules),
@@ -206,20 +207,20 @@ impl View<'_> {
         }
     }
 
-    fn judge_target(
+    fn set_target_conditions(
         &self,
         id: &TargetId,
         resolved: &ResolvedTarget,
         rows: i64,
         (failures, failure): (usize, Option<&str>),
-        (selected, coverage): (&SelectedNamespaces, &[Line]),
+        (selected, coverage): (&SelectedNamespaces, &[CoverageLine]),
         conditions: &mut Conditions<'_>,
     ) {
         if let Some(why) = &resolved.tenant_editable {
             conditions.set("TenantEditable", true, Reason::NamespaceNotListed, why.clone());
         }
         if let Some(first) = resolved.faults.first() {
-            conditions.degraded(first.reason, told(&resolved.faults), true);
+            conditions.degraded(first.reason, first_fault(&resolved.faults), true);
             return;
         }
         if resolved.suspended {
@@ -230,10 +231,10 @@ impl View<'_> {
             );
             return;
         }
-        let beyond = self.judge_reach(id, resolved, selected, conditions);
+        let beyond = self.set_scope_clipped(id, resolved, selected, conditions);
         let visibilities = self.rows.visibilities(std::slice::from_ref(id));
         let blind = sentence(coverage, "the target's selection");
-        let is_forbidden = |line: &Line| line.status.blind.as_deref() == Some(FORBIDDEN);
+        let is_forbidden = |line: &CoverageLine| line.status.blind.as_deref() == Some(FORBIDDEN);
         let unseen = if coverage.iter().any(is_forbidden) { Reason::ScopeForbidden } else { Reason::NotSeen };
         if let Some(blind) = &blind {
             conditions.set("Blind", true, unseen, blind.clone());
@@ -264,7 +265,10 @@ impl View<'_> {
                 "everything is beyond its reach: see ScopeClipped",
                 true,
             );
-        } else if undecided && blind.is_none() && self.namespaces.as_ref().is_some_and(|n| !n.complete) {
+        } else if undecided
+            && blind.is_none()
+            && self.namespaces.as_ref().is_some_and(|namespaces| !namespaces.complete)
+        {
             conditions.set("Blind", true, Reason::ScopeForbidden, UNDECIDED);
             conditions.degraded(Reason::ScopeForbidden, "nothing can be seen: see Blind", false);
         } else if blind.is_some() && nothing_seen(coverage) {
@@ -290,7 +294,7 @@ impl View<'_> {
         }
     }
 
-    /// The namespaces that a target asks for.
+    /// The namespaces that a target selects.
     fn selected(&self, resolved: &ResolvedTarget) -> SelectedNamespaces {
         let (Some(target), Some(namespaces)) = (&resolved.target, &self.namespaces) else {
             return SelectedNamespaces::default();
@@ -304,8 +308,8 @@ impl View<'_> {
         for name in self.links.inventories_of(id) {
             let Some(inventory) = self.resolved.inventories.get(name) else { continue };
             for sink in &inventory.sinks {
-                let kept = self.binding_states.look(&binding_name(name, &sink.name), |progress| {
-                    progress.kept(id).filter(|kept| size(kept) > size(&most)).cloned()
+                let kept = self.binding_states.read(&binding_name(name, &sink.name), |state| {
+                    state.kept(id).filter(|kept| size(kept) > size(&most)).cloned()
                 });
                 if let Some(kept) = kept.flatten() {
                     most = kept;
@@ -321,7 +325,7 @@ fn size(kept: &KeptRows) -> usize {
 }
 
 /// Whether nothing of what a target selects can be seen.
-fn nothing_seen(coverage: &[Line]) -> bool {
+fn nothing_seen(coverage: &[CoverageLine]) -> bool {
     coverage.iter().all(|line| line.status.blind.is_some())
 }
 
@@ -329,8 +333,12 @@ fn nothing_seen(coverage: &[Line]) -> bool {
 const UNDECIDED: &str = "the selection depends on labels of namespaces, which may not be listed: \
                          grant list and watch on namespaces, or name them in spec.includedNamespaces";
 
-/// Whether a status is about the current generation. It stays until this process knows better, so that a restart alone
+/// Whether a status is of the current generation. It stays until this process knows more, so that a restart alone
 /// changes no status.
-pub(crate) fn stands(metadata: &ObjectMeta, observed: Option<i64>, conditions: &[Condition]) -> bool {
+pub(crate) fn is_current_status(
+    metadata: &ObjectMeta,
+    observed: Option<i64>,
+    conditions: &[Condition],
+) -> bool {
     observed == metadata.generation && observed.is_some() && !conditions.is_empty()
 }

@@ -27,31 +27,31 @@ use super::{
     objects::ObjectKey,
 };
 use crate::{
-    error_chain::{LastProblem, told_once},
+    error_chain::{LastProblem, chain_text},
     reason::Reason,
-    resolve::Name,
+    resolve::ObjectName,
 };
 
 /// The average interval between writes of one object that change counts only.
-const PACE: Duration = Duration::from_secs(10);
+const WRITE_INTERVAL: Duration = Duration::from_secs(10);
 /// Writes of one object that may exceed the rate after a quiet period.
 const BURST: u32 = 4;
 /// Limit of concurrent writes.
-const AT_ONCE: usize = 8;
+const MAX_CONCURRENT: usize = 8;
 
 /// The desired status of an object.
-pub(crate) struct Desired {
+pub(crate) struct DesiredStatus {
     pub(crate) kind: &'static str,
-    pub(crate) name: Name,
+    pub(crate) name: ObjectName,
     /// `None`: the status is as desired.
-    pub(crate) change: Option<Change>,
+    pub(crate) change: Option<StatusChange>,
 }
 
-impl Desired {
+impl DesiredStatus {
     /// Compares the current status with the desired one; `None` if the object is being deleted.
     pub(crate) fn new<S: Serialize + PartialEq>(
         kind: &'static str,
-        name: &Name,
+        name: &ObjectName,
         metadata: &ObjectMeta,
         before: &S,
         after: &S,
@@ -60,30 +60,31 @@ impl Desired {
             return None;
         }
         // Serialize only if the values differ. The serialized form decides.
-        let texts = (before != after).then(|| (json!(before), json!(after)));
-        let change = texts.filter(|(before, after)| before != after).map(|(before, after)| Change {
-            metadata: metadata.clone(),
-            conditions_before: conditions(&before),
-            conditions_after: conditions(&after),
-            after,
-            at_once: false,
-        });
+        let serialized = (before != after).then(|| (json!(before), json!(after)));
+        let change =
+            serialized.filter(|(before, after)| before != after).map(|(before, after)| StatusChange {
+                metadata: metadata.clone(),
+                conditions_before: conditions(&before),
+                conditions_after: conditions(&after),
+                after,
+                at_once: false,
+            });
         Some(Self { kind, name: name.clone(), change })
     }
 
     /// Writes the change at once, regardless of the rate.
-    pub(crate) fn hurry(mut self) -> Self {
+    pub(crate) fn at_once(mut self) -> Self {
         self.change.iter_mut().for_each(|change| change.at_once = true);
         self
     }
 }
 
 fn conditions(status: &Value) -> Vec<Condition> {
-    status.get("conditions").and_then(|all| Vec::deserialize(all).ok()).unwrap_or_default()
+    status.get("conditions").and_then(|conditions| Vec::deserialize(conditions).ok()).unwrap_or_default()
 }
 
 /// A change of a status.
-pub(crate) struct Change {
+pub(crate) struct StatusChange {
     pub(crate) metadata: ObjectMeta,
     /// The desired status.
     pub(crate) after: Value,
@@ -99,8 +100,8 @@ pub(crate) struct StatusWriter {
     meter: Meter,
     /// Statuses that could not be written, not counting conflicts with other changes of the object.
     failures: u64,
-    /// For each object the time at which its next write keeps the rate: every write moves it by [`PACE`].
-    paced: BTreeMap<ObjectKey, Instant>,
+    /// For each object the time at which its next write keeps the rate: every write moves it by [`WRITE_INTERVAL`].
+    next_writes: BTreeMap<ObjectKey, Instant>,
     /// Why the last write of an object failed; each cause is logged once.
     failed: BTreeMap<ObjectKey, LastProblem>,
 }
@@ -123,12 +124,12 @@ pub(crate) fn api(client: &Client, kind: &str, namespace: &str) -> Api<DynamicOb
 
 impl StatusWriter {
     pub(crate) fn new(client: Client, meter: Meter) -> Self {
-        Self { client, meter, failures: 0, paced: BTreeMap::new(), failed: BTreeMap::new() }
+        Self { client, meter, failures: 0, next_writes: BTreeMap::new(), failed: BTreeMap::new() }
     }
 
     /// Forgets objects for which `keep` returns false.
     pub(crate) fn retain(&mut self, keep: impl Fn(&ObjectKey) -> bool) {
-        self.paced.retain(|key, _| keep(key));
+        self.next_writes.retain(|key, _| keep(key));
         self.failed.retain(|key, _| keep(key));
     }
 
@@ -138,57 +139,57 @@ impl StatusWriter {
     }
 
     /// Writes the changes that may be written now. Returns when the others are due.
-    pub(crate) async fn write(&mut self, desired: Vec<Desired>) -> Vec<(ObjectKey, Instant)> {
+    pub(crate) async fn write(&mut self, desired: Vec<DesiredStatus>) -> Vec<(ObjectKey, Instant)> {
         let now = Instant::now();
-        let (mut later, mut ready) = (Vec::new(), Vec::new());
-        for Desired { kind, name, change } in desired {
+        let (mut due, mut ready) = (Vec::new(), Vec::new());
+        for DesiredStatus { kind, name, change } in desired {
             let Some(change) = change else { continue };
             let changed = change.at_once
                 || !transitions(&change.conditions_before, &change.conditions_after).is_empty()
                 || change.conditions_before.len() != change.conditions_after.len();
             let key = (kind, name);
-            match self.paced.get(&key) {
-                Some(paced) if *paced > now + PACE * BURST && !changed => {
-                    later.push((key, *paced - PACE * BURST));
+            match self.next_writes.get(&key) {
+                Some(next_write) if *next_write > now + WRITE_INTERVAL * BURST && !changed => {
+                    due.push((key, *next_write - WRITE_INTERVAL * BURST));
                 }
                 _ => ready.push((key, change)),
             }
         }
         let client = self.client.clone();
-        let outcomes: Vec<(ObjectKey, Put)> = stream::iter(ready)
+        let outcomes: Vec<(ObjectKey, WriteResult)> = stream::iter(ready)
             .map(|((kind, name), change)| {
                 let client = client.clone();
                 async move {
-                    let written = put(&client, kind, &name, &change).await;
+                    let written = replace_status(&client, kind, &name, &change).await;
                     ((kind, name), written)
                 }
             })
-            .buffer_unordered(AT_ONCE)
+            .buffer_unordered(MAX_CONCURRENT)
             .collect()
             .await;
         for (key, written) in outcomes {
-            if let Put::Failed { class, error } = &written {
+            if let WriteResult::Failed { class, error } = &written {
                 self.failures += 1;
-                self.meter.failed(key.0, *class);
+                self.meter.count_failure(key.0, *class);
                 if self.failed.entry(key.clone()).or_default().is_new(error) {
                     let (kind, (namespace, name)) = &key;
                     warn!(kind, namespace, name, error, "cannot write a status; trying again");
                 }
             }
-            if matches!(written, Put::Written) {
+            if matches!(written, WriteResult::Written) {
                 self.failed.remove(&key);
-                let paced = self.paced.entry(key).or_insert(now);
-                *paced = (*paced).max(now) + PACE;
+                let next_write = self.next_writes.entry(key).or_insert(now);
+                *next_write = (*next_write).max(now) + WRITE_INTERVAL;
             } else {
-                later.push((key, now + Duration::from_secs(1)));
+                due.push((key, now + Duration::from_secs(1)));
             }
         }
-        later
+        due
     }
 }
 
 /// How a write ended.
-enum Put {
+enum WriteResult {
     Written,
     /// The object has changed since it was seen.
     Outdated,
@@ -199,8 +200,13 @@ enum Put {
 }
 
 /// Replaces a status. If the object has changed meanwhile nothing is written, and a later turn tries again.
-async fn put(client: &Client, kind: &'static str, of: &Name, change: &Change) -> Put {
-    let ((namespace, name), Change { metadata, after, .. }) = (of, change);
+async fn replace_status(
+    client: &Client,
+    kind: &'static str,
+    key: &ObjectName,
+    change: &StatusChange,
+) -> WriteResult {
+    let ((namespace, name), StatusChange { metadata, after, .. }) = (key, change);
     let mut object = DynamicObject::new(name, &resource(kind));
     object.metadata.namespace = metadata.namespace.clone();
     object.metadata.resource_version = metadata.resource_version.clone();
@@ -208,30 +214,35 @@ async fn put(client: &Client, kind: &'static str, of: &Name, change: &Change) ->
     object.data = json!({ "status": after });
     match api(client, kind, namespace).replace_status(name, &PostParams::default(), &object).await {
         Ok(_) => {
-            tell(client, kind, of, change).await;
-            Put::Written
+            record_condition_changes(client, kind, key, change).await;
+            WriteResult::Written
         }
         Err(kube::Error::Api(status)) if status.code == 409 || status.code == 404 => {
             debug!(kind, namespace, name, "the object has changed; its status is made again");
-            Put::Outdated
+            WriteResult::Outdated
         }
         Err(error) => {
             let forbidden = matches!(&error, kube::Error::Api(status) if status.code == 403);
             let class = if forbidden { ErrorClass::Forbidden } else { ErrorClass::Transient };
-            Put::Failed { class, error: told_once(&error) }
+            WriteResult::Failed { class, error: chain_text(&error) }
         }
     }
 }
 
 /// Logs changed conditions and records events about them; a changed message alone is not reported.
-async fn tell(client: &Client, kind: &'static str, (namespace, name): &Name, change: &Change) {
-    let Change { metadata, conditions_before, conditions_after, .. } = change;
+async fn record_condition_changes(
+    client: &Client,
+    kind: &'static str,
+    (namespace, name): &ObjectName,
+    change: &StatusChange,
+) {
+    let StatusChange { metadata, conditions_before, conditions_after, .. } = change;
     for condition in transitions(conditions_before, conditions_after) {
         let Condition { type_, status, reason, message, .. } = condition;
         info!(kind, namespace, name, condition = type_, status = ?status, reason, detail = message, "condition changed");
     }
-    for (type_, reason, message) in news(conditions_before, conditions_after) {
-        let event = record(kind, metadata, type_, &reason, &message);
+    for (type_, reason, message) in condition_events(conditions_before, conditions_after) {
+        let event = event_json(kind, metadata, type_, &reason, &message);
         // Events are best effort.
         if let Err(error) = create_event(client, namespace, event).await {
             debug!(kind, namespace, name, %error, "cannot record an event");
@@ -240,7 +251,7 @@ async fn tell(client: &Client, kind: &'static str, (namespace, name): &Name, cha
 }
 
 /// Type, reason and message of the events about changed conditions.
-fn news(before: &[Condition], after: &[Condition]) -> Vec<(&'static str, String, String)> {
+fn condition_events(before: &[Condition], after: &[Condition]) -> Vec<(&'static str, String, String)> {
     let mut events = Vec::new();
     let changed = transitions(before, after);
     let has_own_condition =
@@ -260,15 +271,21 @@ fn news(before: &[Condition], after: &[Condition]) -> Vec<(&'static str, String,
         };
         events.push((type_, reason.clone(), message.clone()));
     }
-    for over in recoveries(before, after) {
-        let message = format!("condition {} ({}) does not hold any more", over.type_, over.reason);
+    for recovered in recoveries(before, after) {
+        let message = format!("condition {} ({}) does not hold any more", recovered.type_, recovered.reason);
         events.push(("Normal", Reason::Recovered.as_str().to_owned(), message));
     }
     events
 }
 
 /// An event about an object.
-pub(crate) fn record(kind: &str, metadata: &ObjectMeta, type_: &str, reason: &str, message: &str) -> Value {
+pub(crate) fn event_json(
+    kind: &str,
+    metadata: &ObjectMeta,
+    type_: &str,
+    reason: &str,
+    message: &str,
+) -> Value {
     let now = kollect_engine::clock::timestamp();
     let stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let involved = ObjectReference {

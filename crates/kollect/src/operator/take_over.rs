@@ -14,51 +14,56 @@ pub(crate) const ANNOTATION: &str = "kollect.dev/take-over";
 
 /// The take-overs that the annotation requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Requests {
-    all: Vec<Request>,
+pub(crate) struct TakeOverRequests {
+    requests: Vec<TakeOverRequest>,
     /// Entries that name no sink of the inventory.
     unknown: Vec<String>,
-    /// Messages about these entries; each one says what to write instead.
+    /// Messages about these entries; each one shows what to write instead.
     pub(crate) problems: Vec<String>,
 }
 
 /// A request to take over the destination of one sink.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Request {
+struct TakeOverRequest {
     sink: SinkName,
     from: String,
 }
 
-impl fmt::Display for Request {
+impl fmt::Display for TakeOverRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}={}", self.sink, self.from)
     }
 }
 
-impl Requests {
+impl TakeOverRequests {
     /// Reads the annotation of an inventory that has these sinks.
     pub(crate) fn of<'a>(metadata: &ObjectMeta, sinks: impl Iterator<Item = &'a SinkName> + Clone) -> Self {
-        let mut read = Self::default();
-        let text = metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION)).map_or("", |text| text);
+        let mut parsed = Self::default();
+        let text = metadata
+            .annotations
+            .as_ref()
+            .and_then(|annotations| annotations.get(ANNOTATION))
+            .map_or("", |text| text);
         for entry in text.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
             let (sink, from) = entry.split_once('=').unwrap_or(("", entry));
             let sink = SinkName::from(sink.trim());
             if sinks.clone().any(|known| *known == sink) && !from.trim().is_empty() {
-                read.all.push(Request { sink, from: from.trim().to_owned() });
+                parsed.requests.push(TakeOverRequest { sink, from: from.trim().to_owned() });
                 continue;
             }
             let forms: Vec<String> = sinks.clone().map(|sink| format!("{sink}={}", from.trim())).collect();
             let forms = if forms.is_empty() { "<family>/<name>=<id>".to_owned() } else { forms.join(" or ") };
-            read.unknown.push(entry.to_owned());
-            read.problems
+            parsed.unknown.push(entry.to_owned());
+            parsed
+                .problems
                 .push(format!("{ANNOTATION}: {entry:?} names no sink of this inventory: write {forms}"));
         }
-        read
+        parsed
     }
 
     /// Which take-over a sink may do. Destinations that are in `done` are not taken over again.
     pub(crate) fn for_sink(&self, sink: &SinkName, done: &[TakeOverRecord]) -> TakeOver {
-        let Some(request) = self.all.iter().find(|request| request.sink == *sink) else {
+        let Some(request) = self.requests.iter().find(|request| request.sink == *sink) else {
             return TakeOver::Never;
         };
         let done = done.iter().filter(|record| record.from == request.from);
@@ -75,35 +80,35 @@ impl Requests {
         claim: impl Fn(&SinkName) -> Option<Claim>,
         done: &[TakeOverRecord],
     ) -> Option<String> {
-        let is_over = |request: &&Request| {
+        let is_complete = |request: &&TakeOverRequest| {
             claim(&request.sink).is_some_and(|claim| {
                 claim.taken_from.as_ref() != Some(&request.from)
-                    || done.iter().any(|record| is_of(record, &claim))
+                    || done.iter().any(|record| is_record_of(record, &claim))
             })
         };
-        if !self.all.iter().any(|request| is_over(&request)) {
+        if !self.requests.iter().any(|request| is_complete(&request)) {
             return None;
         }
-        let rest = self.all.iter().filter(|request| !is_over(request)).map(ToString::to_string);
-        Some(rest.chain(self.unknown.iter().cloned()).collect::<Vec<_>>().join(","))
+        let remaining = self.requests.iter().filter(|request| !is_complete(request)).map(ToString::to_string);
+        Some(remaining.chain(self.unknown.iter().cloned()).collect::<Vec<_>>().join(","))
     }
 }
 
-fn is_of(record: &TakeOverRecord, claim: &Claim) -> bool {
+fn is_record_of(record: &TakeOverRecord, claim: &Claim) -> bool {
     Some(&record.destination_id) == claim.destination_id.as_ref()
         && Some(&record.from) == claim.taken_from.as_ref()
 }
 
 /// The record of a claim that took a destination over; `None` if it took nothing over, or `known` has the record.
 pub(crate) fn record(sink: &SinkName, claim: &Claim, known: &[TakeOverRecord]) -> Option<TakeOverRecord> {
-    if known.iter().any(|record| is_of(record, claim)) {
+    if known.iter().any(|record| is_record_of(record, claim)) {
         return None;
     }
     Some(TakeOverRecord {
         sink: sink.clone(),
         destination_id: claim.destination_id.clone()?,
         from: claim.taken_from.clone()?,
-        time: claim.claimed_at.as_ref().and_then(|at| serde_json::from_value(at.as_str().into()).ok()),
+        time: claim.claimed_at.as_ref().and_then(|time| serde_json::from_value(time.as_str().into()).ok()),
     })
 }
 
@@ -116,9 +121,9 @@ mod tests {
         ObjectMeta { annotations, ..ObjectMeta::default() }
     }
 
-    fn requests(text: &str) -> Requests {
+    fn requests(text: &str) -> TakeOverRequests {
         let sinks = [SinkName::from("database/portal"), SinkName::from("snapshot/git")];
-        Requests::of(&annotated(text), sinks.iter())
+        TakeOverRequests::of(&annotated(text), sinks.iter())
     }
 
     fn claim(id: &str, from: Option<&str>) -> Claim {
@@ -143,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_id_does_nothing_and_the_new_form_is_shown() {
+    fn an_id_without_a_sink_does_nothing_and_the_message_shows_the_right_form() {
         let bare = requests("old");
         assert_eq!(bare.for_sink(&"database/portal".into(), &[]), TakeOver::Never);
         assert_eq!(
@@ -161,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_removed_when_it_is_over_and_remembered() {
+    fn a_request_is_removed_when_it_is_complete_and_recorded() {
         let both = requests("database/portal=old,snapshot/git=old");
         let portal = |claim: Claim| {
             move |sink: &SinkName| (*sink == SinkName::from("database/portal")).then(|| claim.clone())
@@ -171,8 +176,8 @@ mod tests {
         assert_eq!(both.without_granted(portal(taken.clone()), &[]), None, "not before it is remembered");
         let done = record(&"database/portal".into(), &taken, &[]).unwrap();
         assert_eq!(record(&"database/portal".into(), &taken, std::slice::from_ref(&done)), None);
-        let rest = both.without_granted(portal(taken), &[done]);
-        assert_eq!(rest.as_deref(), Some("snapshot/git=old"));
+        let remaining = both.without_granted(portal(taken), &[done]);
+        assert_eq!(remaining.as_deref(), Some("snapshot/git=old"));
         // Nothing to take over: this cluster already owned the destination.
         assert_eq!(both.without_granted(|_| Some(claim("d1", None)), &[]).as_deref(), Some(""));
     }

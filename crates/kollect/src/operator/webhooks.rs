@@ -5,7 +5,7 @@
 //! or a sink, is a warning, because objects are applied in any order. Every replica answers.
 
 mod advice;
-mod judge;
+mod check;
 mod review;
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
@@ -17,32 +17,32 @@ use axum::{
     response::{IntoResponse, Response},
     routing::post,
 };
+use check::ObjectCheck;
 use http::{StatusCode, Uri, Version, header::CONTENT_TYPE};
-use judge::Judge;
 use kollect_engine::tasks::Tasks;
 use kollect_model::crd::{GROUP, VERSION};
-use review::{Question, Review, Verdict};
+use review::{ObjectReview, ReviewResponse, ReviewResult};
 use tokio::{task::spawn_blocking, time};
 use tracing::{debug, error, info, warn};
 
 use super::{
-    objects::Objects,
-    serve::{Endpoint, Limits, Notice, Server, Tls},
+    objects::ObjectWatches,
+    serve::{HttpServer, Limits, ListenEndpoint, ServerNotice, ServerTls},
 };
 use crate::{
     resolve::OperatorPolicy,
-    schema::{self, Kind},
+    schema::{self, KindSchema},
 };
 
 /// The default path of certificates, as in controller-runtime.
 const CERTIFICATES: &str = "/tmp/k8s-webhook-server/serving-certs";
 /// How long a review waits for the first lists after a start. The API server waits for 10 seconds.
-const SETTLING: Duration = Duration::from_secs(5);
+const FIRST_LISTS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How webhooks are served.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Admission webhooks")]
-pub(crate) struct Flags {
+pub(crate) struct WebhookFlags {
     /// Serve validating admission webhooks. Never in tenant mode.
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = true, action = clap::ArgAction::Set)]
     validating_webhooks_enabled: bool,
@@ -60,10 +60,10 @@ pub(crate) struct Flags {
     webhook_cert_key: String,
 }
 
-impl Flags {
-    fn tls(&self) -> Tls {
+impl WebhookFlags {
+    fn tls(&self) -> ServerTls {
         let dir = if self.webhook_cert_path.is_empty() { CERTIFICATES } else { &self.webhook_cert_path };
-        Tls::Files {
+        ServerTls::Files {
             dir: PathBuf::from(dir),
             cert: self.webhook_cert_name.clone(),
             key: self.webhook_cert_key.clone(),
@@ -92,23 +92,23 @@ impl Flags {
         tenant_mode: bool,
         http2: bool,
         tasks: &Tasks,
-    ) -> anyhow::Result<Option<Server>> {
+    ) -> anyhow::Result<Option<HttpServer>> {
         if !self.is_served(tenant_mode) {
             info!("no admission webhooks: statuses tell what is wrong with objects");
             return Ok(None);
         }
-        let endpoint = Endpoint {
+        let endpoint = ListenEndpoint {
             flag: "--webhook-bind-address",
             address: self.webhook_bind_address.clone(),
             tls: self.tls(),
             http2,
             limits: Limits::default(),
         };
-        let report = Arc::new(|notice: Notice| match notice {
-            Notice::CertificateReplaced(_) => info!(%notice, "webhooks"),
+        let report = Arc::new(|notice: ServerNotice| match notice {
+            ServerNotice::CertificateReplaced(_) => info!(%notice, "webhooks"),
             _ => warn!(%notice, "webhooks"),
         });
-        let server = Server::start(tasks, endpoint, admission.router(), report).await?;
+        let server = HttpServer::start(tasks, endpoint, admission.router(), report).await?;
         info!(address = %server.address, "admission webhooks");
         Ok(Some(server))
     }
@@ -117,28 +117,36 @@ impl Flags {
 /// What reviews depend on.
 #[derive(Clone)]
 pub(crate) struct Admission {
-    objects: Arc<Objects>,
+    objects: Arc<ObjectWatches>,
     operator_policy: Arc<OperatorPolicy>,
     /// Namespaces that are watched; `None`: all.
     within: Option<Arc<BTreeSet<Arc<str>>>>,
     /// How long a review waits for the first lists.
-    settling: Duration,
+    first_lists_timeout: Duration,
 }
 
 impl Admission {
     pub(crate) fn new(
-        objects: Arc<Objects>,
+        objects: Arc<ObjectWatches>,
         operator_policy: Arc<OperatorPolicy>,
         within: Option<BTreeSet<Arc<str>>>,
     ) -> Self {
-        Self { objects, operator_policy, within: within.map(Arc::new), settling: SETTLING }
+        Self {
+            objects,
+            operator_policy,
+            within: within.map(Arc::new),
+            first_lists_timeout: FIRST_LISTS_TIMEOUT,
+        }
     }
 
     /// One path for each kind.
     fn router(&self) -> Router {
         let unknown = |uri: Uri| async move {
             let kinds: Vec<String> = schema::kinds().keys().map(|kind| path(kind)).collect();
-            words(StatusCode::BAD_REQUEST, format!("{} is unknown; known: {}", uri.path(), kinds.join(", ")))
+            text_response(
+                StatusCode::BAD_REQUEST,
+                format!("{} is unknown; known: {}", uri.path(), kinds.join(", ")),
+            )
         };
         schema::kinds().values().fold(Router::new().fallback(unknown), |router, kind| {
             let admission = self.clone();
@@ -150,39 +158,45 @@ impl Admission {
         })
     }
 
-    /// Answers one review: with a verdict about the object, or with an error if the review is malformed.
-    async fn answer(&self, kind: &'static Kind, body: &[u8]) -> Response {
-        let question = match Question::read(body, kind) {
-            Ok(question) => question,
-            Err(problem) => return words(StatusCode::BAD_REQUEST, problem),
+    /// Answers one review: with a result for the object, or with an error if the review is malformed.
+    async fn answer(&self, kind: &'static KindSchema, body: &[u8]) -> Response {
+        let review = match ObjectReview::read(body, kind) {
+            Ok(review) => review,
+            Err(problem) => return text_response(StatusCode::BAD_REQUEST, problem),
         };
-        if question.is_exempt() {
-            return json(&question.review(Verdict::default()));
+        if review.is_exempt() {
+            return json_response(&review.respond(ReviewResult::default()));
         }
         // Without the scopes everything would be allowed.
-        if time::timeout(self.settling, self.objects.heard()).await.is_err() {
-            return words(StatusCode::SERVICE_UNAVAILABLE, "objects are being listed; try again".into());
+        if time::timeout(self.first_lists_timeout, self.objects.wait_until_known()).await.is_err() {
+            return text_response(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "objects are being listed; try again".into(),
+            );
         }
-        let known = self.objects.known();
+        let cache = self.objects.cache();
         let (operator_policy, within) = (self.operator_policy.clone(), self.within.clone());
-        apart(kind, move || {
-            let verdict = Judge::new(kind, &known, &operator_policy, within.as_deref()).judge(&question);
-            let Verdict { problems, warnings } = &verdict;
+        run_blocking(kind, move || {
+            let result = ObjectCheck::new(kind, &cache, &operator_policy, within.as_deref()).check(&review);
+            let ReviewResult { problems, warnings } = &result;
             // The content of the object is not logged.
             debug!(kind = kind.name, problems = problems.len(), warnings = warnings.len(), "reviewed");
-            question.review(verdict)
+            review.respond(result)
         })
         .await
     }
 }
 
 /// Runs a review on a blocking thread: compiling may take long, and a panic must not affect other requests.
-async fn apart(kind: &Kind, judge: impl FnOnce() -> Review + Send + 'static) -> Response {
-    match spawn_blocking(judge).await {
-        Ok(review) => json(&review),
+async fn run_blocking(
+    kind: &KindSchema,
+    check: impl FnOnce() -> ReviewResponse + Send + 'static,
+) -> Response {
+    match spawn_blocking(check).await {
+        Ok(review) => json_response(&review),
         Err(_) => {
             error!(kind = kind.name, "a review crashed; this is a bug");
-            words(StatusCode::INTERNAL_SERVER_ERROR, "the review crashed; this is a bug".into())
+            text_response(StatusCode::INTERNAL_SERVER_ERROR, "the review crashed; this is a bug".into())
         }
     }
 }
@@ -192,14 +206,14 @@ fn path(kind: &str) -> String {
     format!("/validate-{}-{VERSION}-{}", GROUP.replace('.', "-"), kind.to_lowercase())
 }
 
-fn words(status: StatusCode, problem: String) -> Response {
+fn text_response(status: StatusCode, problem: String) -> Response {
     (status, problem + "\n").into_response()
 }
 
-fn json(review: &Review) -> Response {
+fn json_response(review: &ReviewResponse) -> Response {
     match serde_json::to_vec(review) {
         Ok(body) => ([(CONTENT_TYPE, "application/json")], body).into_response(),
-        Err(error) => words(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+        Err(error) => text_response(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
     }
 }
 

@@ -34,28 +34,29 @@ impl ObjectSet {
 
     /// The interval of a sink, if it is below the floor of its namespace.
     pub(crate) fn sink_below_floor(&self, spec: &SinkSpec, namespace: &str) -> Vec<SpecError> {
-        let asked = spec.common().export_min_interval;
-        let wrong = asked.and_then(|asked| self.scopes_of(namespace).above("spec.exportMinInterval", asked));
-        wrong.into_iter().collect()
+        let interval = spec.common().export_min_interval;
+        let error = interval
+            .and_then(|interval| self.scopes_of(namespace).floor_above("spec.exportMinInterval", interval));
+        error.into_iter().collect()
     }
 }
 
 fn below(
     ceilings: &Ceilings<'_>,
-    own: GoDuration,
+    interval: GoDuration,
     lists: [&SinkRefs; 3],
     namespaced: bool,
 ) -> Vec<SpecError> {
     let mut errors = Vec::new();
     // The schema fills in the default, so an explicit default cannot be distinguished from a missing value.
-    if own != KollectInventorySpec::default().export_min_interval {
-        errors.extend(ceilings.above("spec.exportMinInterval", own));
+    if interval != KollectInventorySpec::default().export_min_interval {
+        errors.extend(ceilings.floor_above("spec.exportMinInterval", interval));
     }
     let fields = ["spec.snapshotSinkRefs", "spec.databaseSinkRefs", "spec.eventSinkRefs"];
     for (field, list) in fields.into_iter().zip(lists) {
         for (index, sink_ref) in list.decode(field, namespaced).0 {
-            let Some(asked) = sink_ref.export_min_interval else { continue };
-            errors.extend(ceilings.above(&format!("{field}[{index}].exportMinInterval"), asked));
+            let Some(interval) = sink_ref.export_min_interval else { continue };
+            errors.extend(ceilings.floor_above(&format!("{field}[{index}].exportMinInterval"), interval));
         }
     }
     errors
@@ -63,12 +64,12 @@ fn below(
 
 impl Ceilings<'_> {
     /// The scope whose floor is above an interval.
-    fn above(&self, field: &str, asked: GoDuration) -> Option<SpecError> {
+    fn floor_above(&self, field: &str, interval: GoDuration) -> Option<SpecError> {
         let floor = |floor: Option<GoDuration>| floor.map_or(Duration::ZERO, |floor| floor.0);
-        let (who, ceiling) =
+        let (scope_name, ceiling) =
             self.scopes.iter().max_by_key(|(_, ceiling)| floor(ceiling.min_export_interval))?;
-        let least = ceiling.min_export_interval.filter(|least| asked.0 < least.0)?;
-        let problem = format!("{who} asks for at least {least}");
-        Some(SpecError::new(field, &asked.to_string().into(), problem))
+        let least = ceiling.min_export_interval.filter(|least| interval.0 < least.0)?;
+        let problem = format!("{scope_name} asks for at least {least}");
+        Some(SpecError::new(field, &interval.to_string().into(), problem))
     }
 }

@@ -16,7 +16,7 @@ use kollect_model::{
     batch::{CLUSTER_NAMESPACE, PART_BYTES},
     binding::SinkName,
     crd::{
-        inventory::{Dedupe, ExportPlace, MAX_SINK_REFS, RemovalGuard, SinkRef, SinkRefs},
+        inventory::{Dedupe, ExportDestination, MAX_SINK_REFS, RemovalGuard, SinkRef, SinkRefs},
         shapes::LabelSelector,
     },
     row::TargetId,
@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
-    Ceilings, Family, Fault, InventoryName, Name, ObjectSet, OperatorPolicy, ResolvedTarget, SinkPlan,
+    Ceilings, Family, Fault, InventoryName, ObjectName, ObjectSet, OperatorPolicy, ResolvedTarget, SinkPlan,
     dangling, sinks::SinkPlans,
 };
 use crate::reason::Reason;
@@ -64,7 +64,9 @@ pub(crate) struct RowsWanted {
 impl RowsWanted {
     /// The row filter among the namespaces that exist; `None` while their labels are not known.
     pub(crate) fn among(&self, known: Option<&Namespaces>) -> Option<RowFilter> {
-        let named = |name: &str| self.namespaces.is_empty() || self.namespaces.iter().any(|n| n == name);
+        let named = |name: &str| {
+            self.namespaces.is_empty() || self.namespaces.iter().any(|included| included == name)
+        };
         let namespaces = match &self.selector {
             None if self.namespaces.is_empty() => None,
             None => Some(self.namespaces.iter().map(|name| name.as_str().into()).collect()),
@@ -91,7 +93,7 @@ pub(crate) struct BoundSink {
     /// Value of the sink's annotation `kollect.dev/requestedAt`.
     pub(crate) requested: Option<String>,
     /// Namespace and name of the sink.
-    pub(crate) key: Name,
+    pub(crate) key: ObjectName,
     pub(crate) cluster: String,
     /// When it is written.
     pub(crate) cadence: Cadence,
@@ -100,18 +102,18 @@ pub(crate) struct BoundSink {
     /// How to open it, or why it cannot be used.
     pub(crate) plan: Arc<SinkPlan>,
     /// Its destination; `None` while there is no plan.
-    pub(crate) place: Option<ExportPlace>,
+    pub(crate) destination: Option<ExportDestination>,
 }
 
 /// How long a document waits for further changes, so that a roll-out becomes one document.
-const DOCUMENTS: Duration = Duration::from_secs(10);
+const DOCUMENT_WAIT: Duration = Duration::from_secs(10);
 
-/// Note for inventories that set the field: it used to limit the whole inventory.
-const PARTS: &str =
+/// Note for inventories that set the field: it used to limit the inventory.
+const PARTS_NOTE: &str =
     "spec.maxExportBytes is the size of one part of a document; it does not limit the inventory";
 
 /// Fields that both kinds of inventories have.
-struct Asked<'a> {
+struct InventorySpec<'a> {
     name: InventoryName,
     refs: &'a [String],
     selector: Option<&'a LabelSelector>,
@@ -135,7 +137,7 @@ impl ObjectSet {
         let mut resolved = BTreeMap::new();
         for ((namespace, name), inventory) in &self.inventories {
             let spec = &inventory.spec;
-            let asked = Asked {
+            let inventory_spec = InventorySpec {
                 name: InventoryName { namespace: Some(namespace.clone()), name: name.clone() },
                 refs: &spec.target_refs,
                 selector: spec.target_selector.as_ref(),
@@ -151,7 +153,8 @@ impl ObjectSet {
                 removal_guard: spec.removal_guard.clone(),
                 ceilings: self.scopes_of(namespace),
             };
-            let (name, mut inventory) = self.resolve_inventory(asked, targets, sinks, operator_policy);
+            let (name, mut inventory) =
+                self.resolve_inventory(inventory_spec, targets, sinks, operator_policy);
             if namespace == CLUSTER_NAMESPACE {
                 let problem = "sinks keep cluster inventories under this name; use another namespace";
                 let error = SpecError::new("metadata.namespace", &namespace.as_str().into(), problem);
@@ -161,7 +164,7 @@ impl ObjectSet {
         }
         for ((_, name), inventory) in &self.cluster_inventories {
             let spec = &inventory.spec;
-            let asked = Asked {
+            let inventory_spec = InventorySpec {
                 name: InventoryName { namespace: None, name: name.clone() },
                 refs: &spec.target_refs,
                 selector: spec.target_selector.as_ref(),
@@ -177,7 +180,8 @@ impl ObjectSet {
                 removal_guard: spec.removal_guard.clone(),
                 ceilings: self.cluster_scopes(),
             };
-            let (name, mut inventory) = self.resolve_inventory(asked, targets, sinks, operator_policy);
+            let (name, mut inventory) =
+                self.resolve_inventory(inventory_spec, targets, sinks, operator_policy);
             inventory.rows = RowsWanted {
                 namespaces: spec.namespaces.clone(),
                 selector: spec.namespace_selector.clone(),
@@ -190,24 +194,24 @@ impl ObjectSet {
 
     fn resolve_inventory(
         &self,
-        asked: Asked<'_>,
+        inventory_spec: InventorySpec<'_>,
         targets: &BTreeMap<TargetId, ResolvedTarget>,
         sinks: &SinkPlans,
         operator_policy: &OperatorPolicy,
     ) -> (InventoryName, ResolvedInventory) {
-        let (suspended, removal_guard) = (asked.suspended, asked.removal_guard.clone());
+        let (suspended, removal_guard) = (inventory_spec.suspended, inventory_spec.removal_guard.clone());
         let mut resolved = ResolvedInventory { suspended, removal_guard, ..ResolvedInventory::default() };
-        resolved.faults.extend(asked.ceilings.unreadable());
-        asked.choose(targets, &self.refused, &mut resolved);
-        resolved.notes.extend(asked.max_export_bytes.map(|_| PARTS.to_owned()));
-        self.bind(&asked, sinks, operator_policy, &mut resolved);
-        (asked.name, resolved)
+        resolved.faults.extend(inventory_spec.ceilings.unreadable());
+        inventory_spec.select_targets(targets, &self.refused, &mut resolved);
+        resolved.notes.extend(inventory_spec.max_export_bytes.map(|_| PARTS_NOTE.to_owned()));
+        self.bind(&inventory_spec, sinks, operator_policy, &mut resolved);
+        (inventory_spec.name, resolved)
     }
 
     /// Resolves the sinks of the three lists, and adds their faults.
     fn bind(
         &self,
-        asked: &Asked<'_>,
+        inventory_spec: &InventorySpec<'_>,
         sinks: &SinkPlans,
         operator_policy: &OperatorPolicy,
         resolved: &mut ResolvedInventory,
@@ -217,14 +221,14 @@ impl ObjectSet {
             (Family::Database, "spec.databaseSinkRefs"),
             (Family::Event, "spec.eventSinkRefs"),
         ];
-        for ((family, field), list) in families.into_iter().zip(asked.lists) {
-            let (refs, wrong) = list.decode(field, asked.name.namespace.is_some());
+        for ((family, field), list) in families.into_iter().zip(inventory_spec.lists) {
+            let (refs, wrong) = list.decode(field, inventory_spec.name.namespace.is_some());
             resolved.faults.extend(wrong.into_iter().map(|error| Fault::new(Reason::InvalidSpec, error)));
             for (index, sink_ref) in refs {
-                let namespace = sink_ref.namespace.as_deref().unwrap_or(asked.sink_namespace);
+                let namespace = sink_ref.namespace.as_deref().unwrap_or(inventory_spec.sink_namespace);
                 let key = (namespace.to_owned(), sink_ref.name.clone());
                 let field = format!("{field}[{index}]");
-                let denied = asked.ceilings.denies_sink(family, &sink_ref, namespace);
+                let denied = inventory_spec.ceilings.denies_sink(family, &sink_ref, namespace);
                 let plan = match denied {
                     Some((reason, problem)) => {
                         let error = SpecError::new(&field, &sink_ref.name.as_str().into(), problem);
@@ -232,17 +236,17 @@ impl ObjectSet {
                     }
                     None => self.plan(sinks, family, &key, &field),
                 };
-                if asked.name.namespace.is_none() && resolved.tenant_editable.is_none() {
-                    let what = format!("{family} sink {}", sink_ref.name);
+                if inventory_spec.name.namespace.is_none() && resolved.tenant_editable.is_none() {
+                    let object = format!("{family} sink {}", sink_ref.name);
                     let decides = "where the rows of this inventory go";
                     resolved.tenant_editable =
-                        asked.ceilings.tenant_editable(operator_policy, namespace, &what, decides);
+                        inventory_spec.ceilings.tenant_editable(operator_policy, namespace, &object, decides);
                 }
-                let bound = self.bound(asked, operator_policy, family, key, &sink_ref, plan);
+                let bound = self.bound(inventory_spec, operator_policy, family, key, &sink_ref, plan);
                 resolved.sinks.push(BoundSink { field, ..bound });
             }
         }
-        let total: usize = asked.lists.iter().map(|list| list.0.len()).sum();
+        let total: usize = inventory_spec.lists.iter().map(|list| list.0.len()).sum();
         if total > MAX_SINK_REFS {
             let problem = format!("has more than {MAX_SINK_REFS} sink references");
             let error = SpecError::new("spec", &total.into(), problem);
@@ -252,35 +256,36 @@ impl ObjectSet {
 
     fn bound(
         &self,
-        asked: &Asked<'_>,
+        inventory_spec: &InventorySpec<'_>,
         operator_policy: &OperatorPolicy,
         family: Family,
-        key: Name,
+        key: ObjectName,
         sink_ref: &SinkRef,
         plan: Arc<SinkPlan>,
     ) -> BoundSink {
         let spec = self.sinks.get(&(family, key.clone()));
-        let level = |export_min, min_change, audit| Intervals { export_min, min_change, audit };
+        let intervals = |export_min, min_change, audit| Intervals { export_min, min_change, audit };
         let SinkRef { export_min_interval, min_change_interval, audit_interval, .. } = *sink_ref;
-        let reference = level(export_min_interval, min_change_interval, audit_interval);
-        let own = spec.map_or_else(Intervals::default, |spec| {
+        let reference = intervals(export_min_interval, min_change_interval, audit_interval);
+        let sink_intervals = spec.map_or_else(Intervals::default, |spec| {
             let common = spec.common();
-            level(common.export_min_interval, common.min_change_interval, common.audit_interval)
+            intervals(common.export_min_interval, common.min_change_interval, common.audit_interval)
         });
-        let floors = asked.ceilings.scopes.iter().filter_map(|(_, ceiling)| ceiling.min_export_interval);
+        let floors =
+            inventory_spec.ceilings.scopes.iter().filter_map(|(_, ceiling)| ceiling.min_export_interval);
         let floor = floors.map(|floor| floor.0).max();
-        let min_change = if family == Family::Snapshot { DOCUMENTS } else { Duration::ZERO };
-        let part_bytes = sink_ref.max_export_bytes.or(asked.max_export_bytes);
+        let min_change = if family == Family::Snapshot { DOCUMENT_WAIT } else { Duration::ZERO };
+        let part_bytes = sink_ref.max_export_bytes.or(inventory_spec.max_export_bytes);
         let cluster = spec.and_then(|spec| spec.common().cluster.clone()).unwrap_or_default();
         BoundSink {
             name: SinkName::Object { family, name: key.1.clone() },
             family,
             field: String::new(),
             requested: self.sink_requests.get(&(family, key.clone())).cloned(),
-            place: place(&plan, &key.0, &cluster, operator_policy),
+            destination: shown_destination_of(&plan, &key.0, &cluster, operator_policy),
             cluster,
             key,
-            cadence: Cadence::of([reference, own, asked.intervals], floor, min_change),
+            cadence: Cadence::of([reference, sink_intervals, inventory_spec.intervals], floor, min_change),
             part_bytes: part_bytes.and_then(|bytes| bytes.try_into().ok()).unwrap_or(PART_BYTES),
             plan,
         }
@@ -318,14 +323,14 @@ impl ObjectSet {
     }
 
     /// The error for a sink that does not exist; `None` if it exists, even if it is invalid.
-    pub(crate) fn missing_sink(&self, family: Family, key: &Name, field: &str) -> Option<SpecError> {
+    pub(crate) fn missing_sink(&self, family: Family, key: &ObjectName, field: &str) -> Option<SpecError> {
         let (namespace, name) = key;
         let known = self.sinks.contains_key(&(family, key.clone())) || self.is_refused(family.kind(), key);
         (!known).then(|| dangling(field, name, &format!("{family} sink {name}"), namespace))
     }
 
     /// The plan of a sink, or the fault that it does not exist; `field` is the reference to it.
-    fn plan(&self, sinks: &SinkPlans, family: Family, key: &Name, field: &str) -> Arc<SinkPlan> {
+    fn plan(&self, sinks: &SinkPlans, family: Family, key: &ObjectName, field: &str) -> Arc<SinkPlan> {
         sinks.get(&(family, key.clone())).cloned().unwrap_or_else(|| {
             let missing = self.missing_sink(family, key, field);
             let fault = missing.map(|error| Fault::new(Reason::SinkNotFound, error));
@@ -334,7 +339,7 @@ impl ObjectSet {
     }
 
     /// A sink that an inventory has written to, whether the inventory still names it or not.
-    pub(crate) fn left_sink(
+    pub(crate) fn abandoned_sink(
         &self,
         written: &SinkName,
         namespace: &str,
@@ -352,7 +357,7 @@ impl ObjectSet {
             family,
             field: "status.sinkExports".to_owned(),
             requested: None,
-            place: place(&plan, namespace, &cluster, operator_policy),
+            destination: shown_destination_of(&plan, namespace, &cluster, operator_policy),
             cluster,
             cadence: Cadence::of([Intervals::default(); 3], None, Duration::ZERO),
             part_bytes: PART_BYTES,
@@ -363,31 +368,31 @@ impl ObjectSet {
 }
 
 /// The destination of a sink of a namespace, as statuses show it.
-fn place(
+fn shown_destination_of(
     plan: &SinkPlan,
     namespace: &str,
     cluster: &str,
     operator_policy: &OperatorPolicy,
-) -> Option<ExportPlace> {
+) -> Option<ExportDestination> {
     let destination = plan.as_ref().ok()?.as_ref()?.destination(&operator_policy.sink_policy(namespace));
-    Some(ExportPlace::new(operator_policy.shown(&destination), cluster))
+    Some(ExportDestination::new(operator_policy.shown(&destination), cluster))
 }
 
-impl Asked<'_> {
+impl InventorySpec<'_> {
     /// The targets whose rows belong to the inventory.
-    fn choose(
+    fn select_targets(
         &self,
         targets: &BTreeMap<TargetId, ResolvedTarget>,
-        refused: &BTreeSet<(String, Name)>,
+        refused: &BTreeSet<(String, ObjectName)>,
         resolved: &mut ResolvedInventory,
     ) {
         let namespace: Option<Arc<str>> = self.name.namespace.as_deref().map(Into::into);
-        let named = |name: &str| TargetId { namespace: namespace.clone(), name: name.into() };
+        let target_id = |name: &str| TargetId { namespace: namespace.clone(), name: name.into() };
         let kind = if namespace.is_some() { "KollectTarget" } else { "KollectClusterTarget" };
         for (index, name) in self.refs.iter().enumerate() {
-            let place = namespace.as_deref().unwrap_or_default().to_owned();
-            let is_refused = refused.contains(&(kind.to_owned(), (place, (*name).clone())));
-            if !targets.contains_key(&named(name)) && !is_refused {
+            let target_namespace = namespace.as_deref().unwrap_or_default().to_owned();
+            let is_refused = refused.contains(&(kind.to_owned(), (target_namespace, (*name).clone())));
+            if !targets.contains_key(&target_id(name)) && !is_refused {
                 let field = format!("spec.targetRefs[{index}]");
                 let error = dangling(&field, name, &format!("{kind} {name}"), "");
                 resolved.missing.push(Fault::new(Reason::TargetNotFound, error));
@@ -398,12 +403,12 @@ impl Asked<'_> {
                 && self.selector.is_none_or(|selector| selector.matches(&target.labels))
                 && !target.denied
         };
-        let here = targets.range(named("")..).take_while(|(id, _)| id.namespace == namespace);
-        resolved.targets = here.filter(wanted).map(|(id, _)| id.clone()).collect();
+        let in_namespace = targets.range(target_id("")..).take_while(|(id, _)| id.namespace == namespace);
+        resolved.targets = in_namespace.filter(wanted).map(|(id, _)| id.clone()).collect();
         // It is not known what targets that cannot be read select: their rows stay.
-        for (_, (place, name)) in refused.iter().filter(|(refused, _)| refused == kind) {
-            let id = named(name);
-            if namespace.as_deref().unwrap_or_default() == place && !targets.contains_key(&id) {
+        for (_, (target_namespace, name)) in refused.iter().filter(|(refused, _)| refused == kind) {
+            let id = target_id(name);
+            if namespace.as_deref().unwrap_or_default() == target_namespace && !targets.contains_key(&id) {
                 resolved.targets.push(id);
             }
         }
@@ -413,17 +418,20 @@ impl Asked<'_> {
 impl Ceilings<'_> {
     /// Why a sink may not be used.
     fn denies_sink(&self, family: Family, sink: &SinkRef, namespace: &str) -> Option<(Reason, String)> {
-        for (who, ceiling) in &self.scopes {
+        for (scope_name, ceiling) in &self.scopes {
             let allowed = match family {
                 Family::Snapshot => &ceiling.snapshot_sink_refs,
                 Family::Database => &ceiling.database_sink_refs,
                 Family::Event => &ceiling.event_sink_refs,
             };
             if !allowed.is_empty() && !allowed.contains(&sink.name) {
-                return Some((Reason::ScopeSinkDenied, format!("{who} does not allow this sink")));
+                return Some((Reason::ScopeSinkDenied, format!("{scope_name} does not allow this sink")));
             }
         }
-        let who = self.denies_static(namespace)?;
-        Some((Reason::SinkNamespaceDenied, format!("{who} does not allow sinks of namespace {namespace}")))
+        let scope_name = self.denies_static(namespace)?;
+        Some((
+            Reason::SinkNamespaceDenied,
+            format!("{scope_name} does not allow sinks of namespace {namespace}"),
+        ))
     }
 }

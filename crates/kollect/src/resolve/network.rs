@@ -1,9 +1,9 @@
-//! Where the sinks of each namespace may connect to, as the operator's flags say.
+//! Where the sinks of each namespace may connect to, according to the flags of the operator.
 
 use std::str::FromStr;
 
 use kollect_model::crd::shapes::is_namespace_name;
-use kollect_sinks::{ApiServer, Cidr, Guard, Network};
+use kollect_sinks::{AddressGuard, ApiServer, Cidr, Network};
 
 /// Where sinks may connect to.
 #[derive(Clone, Debug, Default)]
@@ -15,7 +15,7 @@ pub(crate) enum SinkNetwork {
     Guarded(NetworkFlags),
 }
 
-/// What the operator's flags say about addresses.
+/// The flags of the operator about addresses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NetworkFlags {
     /// `--allow-private-sinks`
@@ -59,11 +59,11 @@ impl SinkNetwork {
         let Self::Guarded(NetworkFlags { allow_private, allowed, denied, api_servers }) = self else {
             return Network::Open;
         };
-        let is_for = |entry: &&AllowedCidr| entry.namespace.as_deref().is_none_or(|name| name == namespace);
-        Network::Guarded(Guard {
+        let applies = |entry: &&AllowedCidr| entry.namespace.as_deref().is_none_or(|name| name == namespace);
+        Network::Guarded(AddressGuard {
             namespace: namespace.to_owned(),
             allow_private: *allow_private,
-            allowed: allowed.iter().filter(is_for).map(|entry| entry.range).collect(),
+            allowed: allowed.iter().filter(applies).map(|entry| entry.range).collect(),
             denied: denied.clone(),
             api_servers: api_servers.clone(),
         })
@@ -77,8 +77,8 @@ impl SinkNetwork {
     }
 }
 
-/// Where the API server is: the URL that the operator uses, and the Service in a cluster, which `variable`
-/// tells by the names of environment variables.
+/// Where the API server is: the URL that the operator uses, and the Service in a cluster. `variable` returns
+/// the value of an environment variable.
 pub(crate) fn api_servers(url: &http::Uri, variable: impl Fn(&str) -> Option<String>) -> Vec<ApiServer> {
     let default = if url.scheme_str() == Some("http") { 80 } else { 443 };
     let host = url.host().map(|host| host.trim_start_matches('[').trim_end_matches(']').to_owned());
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_are_wrong_are_refused_with_the_form() {
+    fn wrong_entries_are_refused_with_the_right_form() {
         for text in ["Team_A=10.0.0.0/8", "=10.0.0.0/8", "a=b=10.0.0.0/8", "team-a=", "team-a=10.1.2.3/8", ""]
         {
             let problem = text.parse::<AllowedCidr>().unwrap_err();

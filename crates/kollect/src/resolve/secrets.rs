@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 /// What a Secret holds.
-pub(crate) type Contents = BTreeMap<String, Vec<u8>>;
+pub(crate) type SecretContents = BTreeMap<String, Vec<u8>>;
 
 /// What is known about a Secret that a sink names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub(crate) enum Secret {
     /// It is being looked up.
     Awaited,
     /// What it holds.
-    ObjectCache(Arc<Contents>),
+    Contents(Arc<SecretContents>),
     /// Why it cannot be read.
     Unreadable(String),
 }
@@ -28,8 +28,8 @@ const REFUSED_TYPES: [(&str, &str); 3] = [
 pub(crate) fn check_secret_type(type_: Option<&str>) -> Result<(), String> {
     match REFUSED_TYPES.iter().find(|(refused, _)| Some(*refused) == type_) {
         None => Ok(()),
-        Some((refused, what)) => Err(format!(
-            "sinks do not use Secrets of type {refused}, because these hold {what}: make a Secret of type \
+        Some((refused, contents)) => Err(format!(
+            "sinks do not use Secrets of type {refused}, because these hold {contents}: make a Secret of type \
              Opaque with the keys that this sink needs"
         )),
     }

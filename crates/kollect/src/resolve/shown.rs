@@ -1,16 +1,16 @@
 //! Destinations as the operator knows and shows them: a server that only a Secret names is known by a digest of its
-//! address, which says nothing to people who may read statuses and not Secrets.
+//! address, which reveals nothing to users who may read statuses and not Secrets.
 //!
-//! The digest is long enough to tell servers apart, so it is the identity of the destination everywhere in the
+//! The digest is long enough to distinguish servers, so it is the identity of the destination everywhere in the
 //! operator. Only a plan, which has read the Secret, leads from it to the server.
 
 use std::borrow::Cow;
 
 use kollect_model::{
-    crd::inventory::{ExportPlace, InventoryStatus, SinkExport},
+    crd::inventory::{ExportDestination, InventoryStatus, SinkExport},
     destination::Destination,
 };
-use kollect_sinks::{Plan, Policy};
+use kollect_sinks::{Plan, SinkPolicy};
 
 use super::OperatorPolicy;
 
@@ -25,25 +25,27 @@ impl OperatorPolicy {
 
     /// The status with servers as they are shown. Statuses of older versions name every server.
     pub(crate) fn shown_status<'a>(&self, status: &'a InventoryStatus) -> Cow<'a, InventoryStatus> {
-        let is_shown = |place: &ExportPlace| self.shown(&place.destination) == place.destination;
-        let places = |export: &'a SinkExport| export.place.iter().chain(&export.claiming).chain(&export.left);
-        if status.sink_exports.iter().flat_map(places).all(is_shown) {
+        let is_shown =
+            |destination: &ExportDestination| self.shown(&destination.destination) == destination.destination;
+        let destinations =
+            |export: &'a SinkExport| export.place.iter().chain(&export.claiming).chain(&export.left);
+        if status.sink_exports.iter().flat_map(destinations).all(is_shown) {
             return Cow::Borrowed(status);
         }
         let mut status = status.clone();
         for export in &mut status.sink_exports {
-            for place in export.place.iter_mut().chain(&mut export.claiming).chain(&mut export.left) {
-                place.destination = self.shown(&place.destination);
+            for destination in export.place.iter_mut().chain(&mut export.claiming).chain(&mut export.left) {
+                destination.destination = self.shown(&destination.destination);
             }
         }
         Cow::Owned(status)
     }
 
     /// The plan of a sink at a destination as it is shown, if its access leads there.
-    pub(crate) fn plan_at(&self, plan: &Plan, shown: &Destination, policy: &Policy) -> Option<Plan> {
-        let here = plan.destination(policy);
-        if self.shown(&here).server() == shown.server() {
-            plan.at(&shown.with_server(here.server()), policy)
+    pub(crate) fn plan_at(&self, plan: &Plan, shown: &Destination, policy: &SinkPolicy) -> Option<Plan> {
+        let current = plan.destination(policy);
+        if self.shown(&current).server() == shown.server() {
+            plan.at(&shown.with_server(current.server()), policy)
         } else {
             plan.at(shown, policy)
         }
@@ -54,8 +56,8 @@ impl OperatorPolicy {
 mod tests {
     use super::*;
 
-    fn place(text: &str) -> ExportPlace {
-        ExportPlace::new(text.into(), "one")
+    fn export_destination(text: &str) -> ExportDestination {
+        ExportDestination::new(text.into(), "one")
     }
 
     fn operator() -> OperatorPolicy {
@@ -63,14 +65,14 @@ mod tests {
     }
 
     #[test]
-    fn statuses_of_older_versions_mean_the_same_places() {
+    fn statuses_of_older_versions_mean_the_same_destinations() {
         let operator_policy = operator();
         let old = SinkExport {
-            place: Some(place("postgres://db:5432/shop \"public\".\"new\"")),
+            place: Some(export_destination("postgres://db:5432/shop \"public\".\"new\"")),
             left: vec![
-                place("postgres://old:5432/shop \"public\".\"rows\""),
-                place("nats://host:4222 stream subject"),
-                place("an unknown place"),
+                export_destination("postgres://old:5432/shop \"public\".\"rows\""),
+                export_destination("nats://host:4222 stream subject"),
+                export_destination("an unknown place"),
             ],
             rows: Some(3),
             ..SinkExport::default()
@@ -94,15 +96,19 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_leads_from_what_is_shown_to_its_own_server_only() {
-        let (operator_policy, policy) = (operator(), Policy::default());
+    fn a_plan_leads_from_a_shown_destination_to_its_own_server_only() {
+        let (operator_policy, policy) = (operator(), SinkPolicy::default());
         let plan = |url: &str| kollect_sinks::plan_out(url).unwrap();
-        let here = plan("postgres://db/shop?table=new");
+        let current = plan("postgres://db/shop?table=new");
         let table = |url: &str| operator_policy.shown(&plan(url).destination(&policy));
-        let there = operator_policy.plan_at(&here, &table("postgres://db/shop?table=old"), &policy).unwrap();
-        assert_eq!(there.destination(&policy), plan("postgres://db/shop?table=old").destination(&policy));
-        for elsewhere in ["postgres://db/other?table=new", "postgres://db2/shop?table=new"] {
-            assert!(operator_policy.plan_at(&here, &table(elsewhere), &policy).is_none(), "{elsewhere}");
+        let moved =
+            operator_policy.plan_at(&current, &table("postgres://db/shop?table=old"), &policy).unwrap();
+        assert_eq!(moved.destination(&policy), plan("postgres://db/shop?table=old").destination(&policy));
+        for other_server in ["postgres://db/other?table=new", "postgres://db2/shop?table=new"] {
+            assert!(
+                operator_policy.plan_at(&current, &table(other_server), &policy).is_none(),
+                "{other_server}"
+            );
         }
     }
 }

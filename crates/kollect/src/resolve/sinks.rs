@@ -1,4 +1,4 @@
-//! Sinks: how to open each of them, which Secrets that takes, and who makes their plans.
+//! Sinks: how to open each of them, which Secrets that takes, and what makes their plans.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,9 +6,9 @@ use std::{
 };
 
 use kollect_model::{SpecError, crd::shapes::SecretReference, sink::SinkSpec};
-use kollect_sinks::{Plan, Policy, Secrets};
+use kollect_sinks::{Plan, Secrets, SinkPolicy};
 
-use super::{Contents, Family, Fault, Name, ObjectSet, OperatorPolicy, Secret, dangling};
+use super::{Family, Fault, ObjectName, ObjectSet, OperatorPolicy, Secret, SecretContents, dangling};
 use crate::reason::Reason;
 
 /// How to open a sink, or why it cannot be used; `Ok(None)` while its Secrets are being looked up, or its plan is
@@ -16,7 +16,7 @@ use crate::reason::Reason;
 pub(crate) type SinkPlan = Result<Option<Plan>, Vec<Fault>>;
 
 /// Family, namespace and name of a sink.
-pub(crate) type SinkKey = (Family, Name);
+pub(crate) type SinkKey = (Family, ObjectName);
 
 /// The plan of each sink.
 pub(crate) type SinkPlans = BTreeMap<SinkKey, Arc<SinkPlan>>;
@@ -26,8 +26,8 @@ pub(crate) struct PlanRequest {
     pub(crate) name: String,
     spec: Arc<SinkSpec>,
     /// What its Secrets hold, by the field that names them; `None` while they are being looked up.
-    secrets: Result<Option<BTreeMap<String, Arc<Contents>>>, Vec<Fault>>,
-    policy: Policy,
+    secrets: Result<Option<BTreeMap<String, Arc<SecretContents>>>, Vec<Fault>>,
+    policy: SinkPolicy,
 }
 
 impl PartialEq for PlanRequest {
@@ -60,14 +60,14 @@ impl PlanRequest {
 
 /// Makes the plans of sinks.
 pub(crate) trait PlanSinks: Send {
-    /// The plan that is asked for; `Ok(None)` while it is being made.
+    /// The requested plan; `Ok(None)` while it is being made.
     fn plan(&mut self, sink: &SinkKey, request: PlanRequest) -> Arc<SinkPlan>;
 
     /// Drops the plans of all sinks for which `keep` returns false.
     fn retain(&mut self, keep: &dyn Fn(&SinkKey) -> bool);
 }
 
-/// Makes each plan at once when it is asked for: for runs that resolve their objects once.
+/// Makes each plan at once when it is requested: for runs that resolve their objects once.
 pub(super) struct PlanAtOnce;
 
 impl PlanSinks for PlanAtOnce {
@@ -99,17 +99,21 @@ impl ObjectSet {
     }
 
     /// The Secrets that sinks may read.
-    pub(crate) fn wanted_secrets(&self, operator_policy: &OperatorPolicy) -> BTreeSet<Name> {
+    pub(crate) fn wanted_secrets(&self, operator_policy: &OperatorPolicy) -> BTreeSet<ObjectName> {
         self.sinks.keys().flat_map(|sink| self.secrets_named_by(sink, operator_policy)).collect()
     }
 
     /// The Secrets that a sink names and may read.
-    pub(crate) fn secrets_named_by(&self, sink: &SinkKey, operator_policy: &OperatorPolicy) -> Vec<Name> {
-        let own = &sink.1.0;
+    pub(crate) fn secrets_named_by(
+        &self,
+        sink: &SinkKey,
+        operator_policy: &OperatorPolicy,
+    ) -> Vec<ObjectName> {
+        let sink_namespace = &sink.1.0;
         let references = self.sinks.get(sink).map(|spec| spec.secret_refs()).unwrap_or_default();
         let allowed = references.into_iter().filter_map(|(field, SecretReference { name, namespace })| {
-            let namespace = namespace.as_deref().unwrap_or(own);
-            let is_allowed = foreign_secret(field, own, namespace, operator_policy).is_none();
+            let namespace = namespace.as_deref().unwrap_or(sink_namespace);
+            let is_allowed = foreign_secret(field, sink_namespace, namespace, operator_policy).is_none();
             is_allowed.then(|| (namespace.to_owned(), name.clone()))
         });
         allowed.collect()
@@ -119,20 +123,20 @@ impl ObjectSet {
     fn secrets_of(
         &self,
         spec: &SinkSpec,
-        own: &str,
+        sink_namespace: &str,
         operator_policy: &OperatorPolicy,
-    ) -> Result<Option<BTreeMap<String, Arc<Contents>>>, Vec<Fault>> {
+    ) -> Result<Option<BTreeMap<String, Arc<SecretContents>>>, Vec<Fault>> {
         let (mut secrets, mut faults, mut awaited) = (BTreeMap::new(), Vec::new(), false);
         for (field, SecretReference { name, namespace }) in spec.secret_refs() {
-            let namespace = namespace.as_deref().unwrap_or(own);
-            if let Some(error) = foreign_secret(field, own, namespace, operator_policy) {
+            let namespace = namespace.as_deref().unwrap_or(sink_namespace);
+            if let Some(error) = foreign_secret(field, sink_namespace, namespace, operator_policy) {
                 faults.push(Fault::new(Reason::SecretResolveFailed, error));
                 continue;
             }
             let key = (namespace.to_owned(), name.clone());
             match self.secrets.get(&key) {
                 Some(Secret::Awaited) => awaited = true,
-                Some(Secret::ObjectCache(contents)) => {
+                Some(Secret::Contents(contents)) => {
                     secrets.insert(field.into(), contents.clone());
                 }
                 Some(Secret::Unreadable(why)) => {
@@ -155,38 +159,48 @@ fn invalid(errors: Vec<SpecError>) -> Vec<Fault> {
     errors.into_iter().map(|error| Fault::new(Reason::InvalidSpec, error)).collect()
 }
 
-fn plan_without_secrets(spec: &SinkSpec, policy: &Policy) -> Result<Plan, Vec<Fault>> {
+fn plan_without_secrets(spec: &SinkSpec, policy: &SinkPolicy) -> Result<Plan, Vec<Fault>> {
     let plan = kollect_sinks::plan(spec).map_err(invalid)?;
     plan.check(policy).map_err(invalid)?;
     Ok(plan)
 }
 
 /// Problems of a sink that do not depend on what its Secrets hold.
-pub(crate) fn check_sink(spec: &SinkSpec, own: &str, operator_policy: &OperatorPolicy) -> Vec<Fault> {
-    let mut faults = plan_without_secrets(spec, &operator_policy.sink_policy(own)).err().unwrap_or_default();
+pub(crate) fn check_sink(
+    spec: &SinkSpec,
+    sink_namespace: &str,
+    operator_policy: &OperatorPolicy,
+) -> Vec<Fault> {
+    let mut faults =
+        plan_without_secrets(spec, &operator_policy.sink_policy(sink_namespace)).err().unwrap_or_default();
     let foreign = spec.secret_refs().into_iter().filter_map(|(field, reference)| {
-        foreign_secret(field, own, reference.namespace.as_deref().unwrap_or(own), operator_policy)
+        foreign_secret(
+            field,
+            sink_namespace,
+            reference.namespace.as_deref().unwrap_or(sink_namespace),
+            operator_policy,
+        )
     });
     faults.extend(foreign.map(|error| Fault::new(Reason::InvalidSpec, error)));
     faults
 }
 
-/// Why a sink of namespace `own` may not read Secrets of `namespace`.
+/// Why a sink of `sink_namespace` may not read Secrets of `namespace`.
 fn foreign_secret(
     field: &str,
-    own: &str,
+    sink_namespace: &str,
     namespace: &str,
     operator_policy: &OperatorPolicy,
 ) -> Option<SpecError> {
-    let pair = (own.to_owned(), namespace.to_owned());
-    let allowed = namespace == own
+    let pair = (sink_namespace.to_owned(), namespace.to_owned());
+    let allowed = namespace == sink_namespace
         || operator_policy.secret_namespaces.as_ref().is_none_or(|allowed| allowed.contains(&pair));
     if allowed {
         return None;
     }
     let problem = format!(
         "a sink reads Secrets of its own namespace; the operator's --allow-secret-namespaces \
-         {own}={namespace} would allow this one"
+         {sink_namespace}={namespace} would allow this one"
     );
     Some(SpecError::new(format!("{field}.namespace"), &namespace.into(), problem))
 }

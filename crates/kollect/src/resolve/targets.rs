@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use kollect_engine::{
     collect::Target,
     extract::CompiledProfile,
-    select::{Bounds, Rejected, Selection},
+    select::{Bounds, RejectingClause, Selection},
 };
 use kollect_model::{
     SpecError,
@@ -17,8 +17,8 @@ use kube::ResourceExt;
 use crate::reason::Reason;
 
 use super::{
-    AskedSpec, CachedTarget, Ceilings, Compiled, Fault, Name, ObjectSet, OperatorPolicy, Profiles,
-    REQUESTED_AT, dangling,
+    CachedTarget, Ceilings, CompiledObjects, Fault, ObjectName, ObjectSet, OperatorPolicy, Profiles,
+    REQUESTED_AT, TargetSpec, dangling,
 };
 
 /// A target after its references were resolved.
@@ -26,7 +26,7 @@ pub(crate) struct ResolvedTarget {
     /// What is collected; `None` if nothing can be, or if the target is suspended: then its rows stay.
     pub(crate) target: Option<Arc<Target>>,
     /// Its profile, whether it exists or not.
-    pub(crate) profile: Name,
+    pub(crate) profile: ObjectName,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) suspended: bool,
     /// Scopes allow nothing of it: its rows are removed.
@@ -41,11 +41,11 @@ pub(crate) struct ResolvedTarget {
     pub(crate) tenant_editable: Option<String>,
 }
 
-/// A target of either kind, before it is known whether it can have what it asks for.
-struct Asked<'a> {
+/// A target of either kind, before its references are resolved.
+struct RequestedTarget<'a> {
     id: TargetId,
     labels: &'a BTreeMap<String, String>,
-    profile: Name,
+    profile: ObjectName,
     resource_rules: &'a [ResourceRule],
     included: &'a [String],
     suspended: bool,
@@ -53,7 +53,7 @@ struct Asked<'a> {
     requested: Option<String>,
     ceilings: Ceilings<'a>,
     bounds: Bounds,
-    spec: AskedSpec,
+    spec: TargetSpec,
 }
 
 impl ObjectSet {
@@ -61,24 +61,24 @@ impl ObjectSet {
         &self,
         operator_policy: &OperatorPolicy,
         [profiles, cluster_profiles]: [&Profiles; 2],
-        compiled: &mut Compiled,
+        compiled: &mut CompiledObjects,
     ) -> BTreeMap<TargetId, ResolvedTarget> {
-        let asked = self.asked(operator_policy);
-        let resolved: BTreeMap<TargetId, ResolvedTarget> = asked
+        let requests = self.requested_targets(operator_policy);
+        let resolved: BTreeMap<TargetId, ResolvedTarget> = requests
             .into_iter()
-            .map(|asked| {
-                let profiles = if asked.id.namespace.is_some() { profiles } else { cluster_profiles };
-                (asked.id.clone(), self.resolve_target(asked, operator_policy, profiles, compiled))
+            .map(|request| {
+                let profiles = if request.id.namespace.is_some() { profiles } else { cluster_profiles };
+                (request.id.clone(), self.resolve_target(request, operator_policy, profiles, compiled))
             })
             .collect();
         compiled.targets.retain(|id, _| resolved.contains_key(id));
         resolved
     }
 
-    fn asked<'a>(&'a self, operator_policy: &OperatorPolicy) -> Vec<Asked<'a>> {
+    fn requested_targets<'a>(&'a self, operator_policy: &OperatorPolicy) -> Vec<RequestedTarget<'a>> {
         let targets = self.targets.iter().map(|((namespace, name), target)| {
             let ceilings = self.scopes_of(namespace);
-            Asked {
+            RequestedTarget {
                 id: TargetId { namespace: Some(namespace.as_str().into()), name: name.as_str().into() },
                 labels: target.labels(),
                 profile: (namespace.clone(), target.spec.profile_ref.clone()),
@@ -88,12 +88,12 @@ impl ObjectSet {
                 requested: target.annotations().get(REQUESTED_AT).cloned(),
                 bounds: operator_policy.bounds(Some(namespace), ceilings.values()),
                 ceilings,
-                spec: AskedSpec::Target(Box::new(target.spec.clone())),
+                spec: TargetSpec::Target(Box::new(target.spec.clone())),
             }
         });
         let cluster_targets = self.cluster_targets.iter().map(|((_, name), target)| {
             let ceilings = self.cluster_scopes();
-            Asked {
+            RequestedTarget {
                 id: TargetId { namespace: None, name: name.as_str().into() },
                 labels: target.labels(),
                 profile: (target.spec.profile_ref.namespace.clone(), target.spec.profile_ref.name.clone()),
@@ -103,7 +103,7 @@ impl ObjectSet {
                 requested: target.annotations().get(REQUESTED_AT).cloned(),
                 bounds: operator_policy.bounds(None, ceilings.values()),
                 ceilings,
-                spec: AskedSpec::ClusterTarget(Box::new(target.spec.clone())),
+                spec: TargetSpec::ClusterTarget(Box::new(target.spec.clone())),
             }
         });
         targets.chain(cluster_targets).collect()
@@ -111,32 +111,32 @@ impl ObjectSet {
 
     fn resolve_target(
         &self,
-        asked: Asked<'_>,
+        request: RequestedTarget<'_>,
         operator_policy: &OperatorPolicy,
         profiles: &Profiles,
-        compiled: &mut Compiled,
+        compiled: &mut CompiledObjects,
     ) -> ResolvedTarget {
         let mut resolved = ResolvedTarget {
             target: None,
-            profile: asked.profile.clone(),
-            labels: asked.labels.clone(),
-            suspended: asked.suspended,
+            profile: request.profile.clone(),
+            labels: request.labels.clone(),
+            suspended: request.suspended,
             denied: false,
-            faults: asked.ceilings.unreadable().into_iter().collect(),
+            faults: request.ceilings.unreadable().into_iter().collect(),
             clipped: Vec::new(),
-            notes: asked.notes(),
+            notes: request.notes(),
             tenant_editable: None,
         };
-        let profile = profiles.get(&asked.profile);
-        let (namespace, name) = &asked.profile;
-        if asked.id.namespace.is_none() {
-            let what = format!("KollectProfile {name}");
+        let profile = profiles.get(&request.profile);
+        let (namespace, name) = &request.profile;
+        if request.id.namespace.is_none() {
+            let object = format!("KollectProfile {name}");
             let decides = "what this cluster target collects";
             resolved.tenant_editable =
-                asked.ceilings.tenant_editable(operator_policy, namespace, &what, decides);
+                request.ceilings.tenant_editable(operator_policy, namespace, &object, decides);
         }
         match profile {
-            None if self.is_refused("KollectProfile", &asked.profile) => {}
+            None if self.is_refused("KollectProfile", &request.profile) => {}
             None => {
                 let error = dangling("spec.profileRef", name, &format!("KollectProfile {name}"), namespace);
                 resolved.faults.push(Fault::new(Reason::ProfileNotFound, error));
@@ -150,10 +150,10 @@ impl ObjectSet {
             Some(Ok(_)) => {}
         }
         let profile = profile.and_then(|profile| profile.as_ref().ok());
-        asked.check_scopes(profile, &mut resolved);
+        request.check_scopes(profile, &mut resolved);
         let Some(profile) = profile.filter(|_| resolved.faults.is_empty()) else { return resolved };
-        match definition(&asked, profile, operator_policy, compiled) {
-            Ok(_) if asked.suspended => {}
+        match definition(&request, profile, operator_policy, compiled) {
+            Ok(_) if request.suspended => {}
             Ok(target) => resolved.target = Some(target),
             Err(errors) => {
                 resolved
@@ -166,41 +166,42 @@ impl ObjectSet {
 }
 
 impl ObjectSet {
-    /// What is wrong with the resource rules of a target, whatever its profile and its scopes say.
+    /// What is wrong with the resource rules of a target, regardless of its profile and its scopes.
     pub(crate) fn check_rules(&self, id: &TargetId, operator_policy: &OperatorPolicy) -> Vec<Fault> {
-        let asked = self.asked(operator_policy).into_iter().find(|asked| asked.id == *id);
-        let Some(asked) = asked else { return Vec::new() };
+        let request = self.requested_targets(operator_policy).into_iter().find(|request| request.id == *id);
+        let Some(request) = request else { return Vec::new() };
         // The kind does not matter: resource rules name their own.
         let kind = Gvk { group: String::new(), version: "v1".into(), kind: "ConfigMap".into() };
         let errors =
-            select(&asked.spec, &kind, &Bounds::default(), operator_policy).err().unwrap_or_default();
+            select(&request.spec, &kind, &Bounds::default(), operator_policy).err().unwrap_or_default();
         errors.into_iter().map(|error| Fault::new(Reason::InvalidSpec, error)).collect()
     }
 }
 
 fn select(
-    spec: &AskedSpec,
+    spec: &TargetSpec,
     gvk: &Gvk,
     bounds: &Bounds,
     operator_policy: &OperatorPolicy,
 ) -> Result<Selection, Vec<SpecError>> {
     let OperatorPolicy { policy, defaults, .. } = operator_policy;
     match spec {
-        AskedSpec::Target(spec) => Selection::of_target(spec, gvk, bounds, policy, defaults),
-        AskedSpec::ClusterTarget(spec) => Selection::of_cluster_target(spec, gvk, bounds, policy, defaults),
+        TargetSpec::Target(spec) => Selection::of_target(spec, gvk, bounds, policy, defaults),
+        TargetSpec::ClusterTarget(spec) => Selection::of_cluster_target(spec, gvk, bounds, policy, defaults),
     }
 }
 
-impl Asked<'_> {
+impl RequestedTarget<'_> {
     /// Adds what scopes deny: some kinds and namespaces are cut off; if nothing is left the target is denied.
     fn check_scopes(&self, profile: Option<&Arc<CompiledProfile>>, resolved: &mut ResolvedTarget) {
-        let own = profile.map(|profile| &profile.gvk).filter(|_| self.resource_rules.is_empty());
-        let kinds: Vec<&Gvk> = self.resource_rules.iter().map(|rule| &rule.gvk).chain(own).collect();
+        let profile_kind = profile.map(|profile| &profile.gvk).filter(|_| self.resource_rules.is_empty());
+        let kinds: Vec<&Gvk> = self.resource_rules.iter().map(|rule| &rule.gvk).chain(profile_kind).collect();
         let mut denied = Vec::new();
         for gvk in &kinds {
             let scope = self.ceilings.scopes.iter().find(|(_, ceiling)| !ceiling.allows_kind(gvk));
-            if let Some((who, _)) = scope {
-                let error = SpecError::absent("spec.profileRef", format!("{who} does not allow kind {gvk}"));
+            if let Some((scope_name, _)) = scope {
+                let error =
+                    SpecError::absent("spec.profileRef", format!("{scope_name} does not allow kind {gvk}"));
                 denied.push(Fault::new(Reason::ScopeGVKDenied, error));
             }
         }
@@ -209,15 +210,15 @@ impl Asked<'_> {
             resolved.faults.append(&mut denied);
         }
         resolved.clipped.append(&mut denied);
-        if let Some(who) = self.ceilings.denies_static(&self.profile.0) {
-            let problem = format!("{who} does not allow profiles of namespace {}", self.profile.0);
+        if let Some(scope_name) = self.ceilings.denies_static(&self.profile.0) {
+            let problem = format!("{scope_name} does not allow profiles of namespace {}", self.profile.0);
             let error = SpecError::absent("spec.profileRef.namespace", problem);
             resolved.denied = true;
             resolved.faults.push(Fault::new(Reason::ScopeNamespaceDenied, error));
         }
         for (index, name) in self.included.iter().enumerate() {
             let (reason, problem) = match self.bounds.permit_namespace(name, None) {
-                Some(Err(Rejected::BeyondReach)) => (Reason::BeyondReach, beyond_reach(&self.id)),
+                Some(Err(RejectingClause::BeyondReach)) => (Reason::BeyondReach, beyond_reach(&self.id)),
                 Some(Err(_)) => (Reason::ScopeNamespaceDenied, self.denying_scope(name)),
                 // Permitted, or decided by labels: the status reports that.
                 Some(Ok(())) | None => continue,
@@ -230,50 +231,50 @@ impl Asked<'_> {
 
     /// A note if the target selects namespaces by labels although only its own is within reach.
     fn notes(&self) -> Vec<String> {
-        let AskedSpec::Target(spec) = &self.spec else { return Vec::new() };
+        let TargetSpec::Target(spec) = &self.spec else { return Vec::new() };
         let by_labels = spec.namespace_selector.is_some()
             || spec.filter.resource_rules.iter().any(|rule| rule.namespace_selector.is_some());
         if !by_labels || self.bounds.reach().is_none() {
             return Vec::new();
         }
-        let own = self.id.namespace.as_deref().unwrap_or_default();
+        let namespace = self.id.namespace.as_deref().unwrap_or_default();
         vec![format!(
-            "spec.namespaceSelector: only namespace {own} is within reach; name others in spec.allowedNamespaces \
-             of a KollectScope in namespace {own}"
+            "spec.namespaceSelector: only namespace {namespace} is within reach; name others in spec.allowedNamespaces \
+             of a KollectScope in namespace {namespace}"
         )]
     }
 
     fn denying_scope(&self, namespace: &str) -> String {
         let denies = |ceiling: &ScopeCeiling| ceiling.allows_namespace(namespace, None) == Some(false);
         let scope = self.ceilings.scopes.iter().find(|(_, ceiling)| denies(ceiling));
-        format!("{} does not allow this namespace", scope.map_or("a scope", |(who, _)| who))
+        format!("{} does not allow this namespace", scope.map_or("a scope", |(scope_name, _)| scope_name))
     }
 }
 
 /// The message for a namespace that is beyond the reach of a target.
 fn beyond_reach(target: &TargetId) -> String {
-    let own = target.namespace.as_deref().unwrap_or_default();
+    let namespace = target.namespace.as_deref().unwrap_or_default();
     format!(
         "a target collects from its own namespace; to let this one collect from others, name them in \
-         spec.allowedNamespaces of a KollectScope in namespace {own}"
+         spec.allowedNamespaces of a KollectScope in namespace {namespace}"
     )
 }
 
 impl Ceilings<'_> {
-    /// Why users of a namespace control a cluster object: it refers to `what`, which they may edit there.
+    /// Why users of a namespace control a cluster object: it refers to `object`, which they may edit there.
     /// The operator's own namespace and those that a KollectClusterScope lists are trusted.
     pub(super) fn tenant_editable(
         &self,
         operator_policy: &OperatorPolicy,
         namespace: &str,
-        what: &str,
+        object: &str,
         decides: &str,
     ) -> Option<String> {
-        let own = operator_policy.own_namespace.as_deref()?;
-        let trusted = namespace == own || self.names_static(namespace);
+        let own_namespace = operator_policy.own_namespace.as_deref()?;
+        let trusted = namespace == own_namespace || self.names_static(namespace);
         (!trusted).then(|| {
             format!(
-                "{what}: users who may edit it in namespace {namespace} decide {decides}; move it to {own}, or \
+                "{object}: users who may edit it in namespace {namespace} decide {decides}; move it to {own_namespace}, or \
                  list {namespace} in allowedStaticRefNamespaces of a KollectClusterScope"
             )
         })
@@ -282,30 +283,30 @@ impl Ceilings<'_> {
 
 /// The definition of a target: the same `Arc` as before if nothing has changed.
 fn definition(
-    asked: &Asked<'_>,
+    request: &RequestedTarget<'_>,
     profile: &Arc<CompiledProfile>,
     operator_policy: &OperatorPolicy,
-    compiled: &mut Compiled,
+    compiled: &mut CompiledObjects,
 ) -> Result<Arc<Target>, Vec<SpecError>> {
     let same = |known: &&CachedTarget| {
         Arc::ptr_eq(&known.profile, profile)
-            && known.asked == asked.spec
-            && known.requested == asked.requested
-            && known.bounds == asked.bounds
+            && known.spec == request.spec
+            && known.requested == request.requested
+            && known.bounds == request.bounds
     };
-    if let Some(known) = compiled.targets.get(&asked.id).filter(same) {
+    if let Some(known) = compiled.targets.get(&request.id).filter(same) {
         return known.target.clone();
     }
-    let selection = select(&asked.spec, &profile.gvk, &asked.bounds, operator_policy);
+    let selection = select(&request.spec, &profile.gvk, &request.bounds, operator_policy);
     let target =
-        selection.map(|selection| Arc::new(Target::new(asked.id.clone(), profile.clone(), selection)));
+        selection.map(|selection| Arc::new(Target::new(request.id.clone(), profile.clone(), selection)));
     let cached = CachedTarget {
-        asked: asked.spec.clone(),
-        requested: asked.requested.clone(),
-        bounds: asked.bounds.clone(),
+        spec: request.spec.clone(),
+        requested: request.requested.clone(),
+        bounds: request.bounds.clone(),
         profile: profile.clone(),
         target: target.clone(),
     };
-    compiled.targets.insert(asked.id.clone(), cached);
+    compiled.targets.insert(request.id.clone(), cached);
     target
 }

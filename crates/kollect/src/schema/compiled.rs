@@ -17,12 +17,12 @@ const RESERVED: [&str; 4] = ["as", "in", "namespace", "package"];
 
 /// Everything in a schema that has to be compiled, by its text.
 #[derive(Default)]
-pub(super) struct Compiled {
+pub(super) struct CompiledSchema {
     rules: HashMap<String, Program>,
     patterns: HashMap<String, Regex>,
 }
 
-impl Compiled {
+impl CompiledSchema {
     /// Compiles what a schema holds at any depth.
     pub(super) fn of(schema: &Value) -> Self {
         let mut compiled = Self::default();
@@ -83,13 +83,13 @@ fn rules(schema: &Value) -> impl Iterator<Item = (&str, &str)> {
 fn to_cel(value: &Value) -> cel::Value {
     match value {
         Value::Null => cel::Value::Null,
-        Value::Bool(b) => cel::Value::Bool(*b),
-        Value::Number(n) => n
+        Value::Bool(boolean) => cel::Value::Bool(*boolean),
+        Value::Number(number) => number
             .as_i64()
             .map(cel::Value::Int)
-            .or_else(|| n.as_f64().map(cel::Value::Float))
+            .or_else(|| number.as_f64().map(cel::Value::Float))
             .unwrap_or(cel::Value::Null),
-        Value::String(s) => cel::Value::String(Arc::new(s.clone())),
+        Value::String(text) => cel::Value::String(Arc::new(text.clone())),
         Value::Array(items) => cel::Value::List(Arc::new(items.iter().map(to_cel).collect())),
         Value::Object(fields) => {
             let escaped = |key: &String| match key.as_str() {

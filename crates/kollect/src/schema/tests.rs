@@ -32,7 +32,7 @@ fn cases() -> Vec<Case> {
     serde_saphyr::from_str(&fs::read_to_string(file).unwrap()).unwrap()
 }
 
-fn kind(object: &Value) -> &'static Kind {
+fn kind(object: &Value) -> &'static KindSchema {
     &kinds()[object["kind"].as_str().unwrap()]
 }
 
@@ -77,7 +77,7 @@ fn every_kind_has_a_sample_and_every_sample_is_right() {
 }
 
 #[test]
-fn refused_objects_are_refused_with_the_expected_words() {
+fn refused_objects_are_refused_with_the_expected_message() {
     for case in cases() {
         let Some(expected) = case.expect.or(case.offline) else { continue };
         let mut object = sample(&case.base);
@@ -114,8 +114,9 @@ fn every_rule_has_a_case() {
     for kind in kinds().values() {
         let mut rules = BTreeSet::new();
         messages(&kind.schema, &mut rules);
-        let covered =
-            |rule: &String| cases.iter().any(|(k, expected)| *k == kind.name && rule.contains(expected));
+        let covered = |rule: &String| {
+            cases.iter().any(|(name, expected)| *name == kind.name && rule.contains(expected))
+        };
         uncovered
             .extend(rules.into_iter().filter(|rule| !covered(rule)).map(|rule| (kind.name.as_str(), rule)));
     }
@@ -127,7 +128,7 @@ fn all_problems_are_found_at_once() {
     let mut object = sample("kollectprofile");
     let patch = serde_json::json!({ "spec": { "targetGVK": { "kind": 7 }, "nope": 1, "attributes": [{ "name": "a" }] } });
     merge(&mut object, &patch);
-    let fields: Vec<String> = kind(&object).check(&mut object).into_iter().map(|e| e.field).collect();
+    let fields: Vec<String> = kind(&object).check(&mut object).into_iter().map(|error| error.field).collect();
     assert_eq!(fields, ["spec.attributes[0].path", "spec.nope", "spec.targetGVK.kind"]);
 }
 
@@ -144,7 +145,7 @@ fn rules_and_patterns_are_compiled_once() {
     let mut object = sample("kollectinventory");
     let kind = kind(&object);
     assert_eq!(kind.check(&mut object), []);
-    let first: *const Compiled = kind.compiled();
+    let first: *const CompiledSchema = kind.compiled();
     assert_eq!(kind.check(&mut object), []);
     assert!(std::ptr::eq(first, kind.compiled()), "the second check uses what the first has compiled");
 }

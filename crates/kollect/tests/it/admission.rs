@@ -1,4 +1,4 @@
-//! Admission on an API server of its own: what kubectl is told, and that nothing gets stuck.
+//! Admission on an API server of its own: what kubectl prints, and that objects can always be deleted.
 
 use std::{
     collections::BTreeSet,
@@ -38,13 +38,13 @@ impl Authority {
     }
 }
 
-struct Operator {
+struct AdmissionOperator {
     child: Child,
     log: PathBuf,
     port: u16,
 }
 
-impl Drop for Operator {
+impl Drop for AdmissionOperator {
     fn drop(&mut self) {
         self.child.kill().ok();
         self.child.wait().ok();
@@ -55,15 +55,15 @@ impl Drop for Operator {
 }
 
 /// A control plane that sends admission requests to operators.
-struct Stage {
-    operators: Vec<Operator>,
+struct AdmissionTest {
+    operators: Vec<AdmissionOperator>,
     kubectl: PathBuf,
     authority: Authority,
     dir: tempfile::TempDir,
     plane: ControlPlane,
 }
 
-/// What kubectl said, and whether it succeeded.
+/// What kubectl printed, and whether it succeeded.
 #[derive(Debug)]
 struct KubectlAnswer {
     success: bool,
@@ -71,7 +71,7 @@ struct KubectlAnswer {
 }
 
 impl KubectlAnswer {
-    fn allowed(&self, warnings: &[&str]) {
+    fn assert_allowed(&self, warnings: &[&str]) {
         assert!(self.success, "{self:?}");
         let found: Vec<&str> = self.text.lines().filter(|line| line.starts_with("Warning: ")).collect();
         assert_eq!(found.len(), warnings.len(), "{self:?}");
@@ -80,16 +80,17 @@ impl KubectlAnswer {
         }
     }
 
-    fn denied(&self, kind: &str, words: &[&str]) {
-        let who = format!("admission webhook \"v{}.kb.io\" denied the request: {kind} ", kind.to_lowercase());
-        assert!(!self.success && self.text.contains(&who), "{self:?}");
+    fn assert_denied(&self, kind: &str, words: &[&str]) {
+        let refusal =
+            format!("admission webhook \"v{}.kb.io\" denied the request: {kind} ", kind.to_lowercase());
+        assert!(!self.success && self.text.contains(&refusal), "{self:?}");
         for words in words {
             assert!(self.text.contains(words), "{words} is not in {self:?}");
         }
     }
 }
 
-impl Stage {
+impl AdmissionTest {
     fn new() -> Self {
         let plane = ControlPlane::start().unwrap();
         let bases = root().join("config/crd/bases");
@@ -117,7 +118,7 @@ impl Stage {
             .stderr(fs::File::create(&log).unwrap())
             .spawn()
             .unwrap();
-        self.operators.push(Operator { child, log, port });
+        self.operators.push(AdmissionOperator { child, log, port });
         port
     }
 
@@ -141,12 +142,12 @@ impl Stage {
         self.plane.apply(&configuration.to_string()).unwrap();
     }
 
-    /// Returns when the operator behind the configuration is asked, and answers.
-    fn answers(&self, domain: &str) {
+    /// Waits until the API server asks the operator of the configuration.
+    fn wait_for_webhook(&self, domain: &str) {
         let words = format!("\"vkollectprofile.{domain}\" denied the request: KollectProfile \"wrong\"");
         eventually("the webhook answers", || {
-            let told = self.kubectl(&["create", "--dry-run=server"], &wrong_profile());
-            told.text.contains(&words).then_some(()).ok_or(told.text)
+            let answer = self.kubectl(&["create", "--dry-run=server"], &wrong_profile());
+            answer.text.contains(&words).then_some(()).ok_or(answer.text)
         });
     }
 
@@ -172,8 +173,8 @@ impl Stage {
         self.kubectl(&["apply", "--server-side", "--force-conflicts"], &object(kind, name, spec))
     }
 
-    fn patch(&self, what: &str, patch: &Value) -> KubectlAnswer {
-        self.run(&["patch", "-n", "shop", what, "--type=merge", "-p", &patch.to_string()])
+    fn patch(&self, resource: &str, patch: &Value) -> KubectlAnswer {
+        self.run(&["patch", "-n", "shop", resource, "--type=merge", "-p", &patch.to_string()])
     }
 }
 
@@ -209,96 +210,90 @@ fn wrong_profile() -> Value {
 }
 
 #[test]
-fn kubectl_is_told_what_is_wrong_and_what_may_be() {
-    let mut stage = Stage::new();
-    let files = stage.dir.path().join("files");
-    let port = stage.start("one", &["--file-sink-root", files.to_str().unwrap()]);
-    stage.configure(port);
-    stage.answers("kb.io");
+fn kubectl_prints_errors_for_invalid_objects_and_warnings_for_questionable_ones() {
+    let mut test = AdmissionTest::new();
+    let files = test.dir.path().join("files");
+    let port = test.start("one", &["--file-sink-root", files.to_str().unwrap()]);
+    test.configure(port);
+    test.wait_for_webhook("kb.io");
 
-    stage
-        .apply("KollectTarget", "maps", json!({ "profileRef": "maps" }))
-        .allowed(&["no KollectProfile maps"]);
-    stage
+    test.apply("KollectTarget", "maps", json!({ "profileRef": "maps" }))
+        .assert_allowed(&["no KollectProfile maps"]);
+    test
         .apply("KollectProfile", "maps", json!({
             "targetGVK": { "version": "v1", "kind": "ConfigMap" },
             "attributes": [
                 { "name": "a", "path": "{.data.list[?(@.x==1)].y}" }, { "name": "b", "path": "$.data.b", "type": "text" },
             ],
         }))
-        .allowed(&["spec.attributes[0].path", "spec.attributes[1].type"]);
-    stage.apply("KollectProfile", "pods", profile_of("Pod")).allowed(&[]);
+        .assert_allowed(&["spec.attributes[0].path", "spec.attributes[1].type"]);
+    test.apply("KollectProfile", "pods", profile_of("Pod")).assert_allowed(&[]);
     let mut secrets = profile_of("Secret");
     secrets["attributes"][0]["path"] = json!("$.data.password");
-    stage.apply("KollectProfile", "secrets", secrets).denied("KollectProfile", &["spec.attributes[0].path"]);
+    test.apply("KollectProfile", "secrets", secrets)
+        .assert_denied("KollectProfile", &["spec.attributes[0].path"]);
     let rule = json!({ "gvk": { "version": "v1", "kind": "Pod" }, "matchPolicy": "object.x ==" });
-    stage
-        .apply("KollectTarget", "rules", json!({ "profileRef": "later", "resourceRules": [rule] }))
-        .denied("KollectTarget", &["\"rules\": spec.resourceRules[0].matchPolicy"]);
+    test.apply("KollectTarget", "rules", json!({ "profileRef": "later", "resourceRules": [rule] }))
+        .assert_denied("KollectTarget", &["\"rules\": spec.resourceRules[0].matchPolicy"]);
 
-    let cluster = |policy: &str| {
+    let cluster_target = |policy: &str| {
         json!({
             "profileRef": { "name": "maps", "namespace": "shop" },
             "namespaceSelector": { "matchLabels": { "a": "b" } },
             "resourceRules": [{ "gvk": { "version": "v1", "kind": "Pod" }, "matchPolicy": policy }],
         })
     };
-    let hands = "users who may edit it in namespace shop decide";
-    stage.apply("KollectClusterTarget", "all", cluster("true")).allowed(&[hands]);
-    stage
-        .apply("KollectClusterTarget", "all", cluster("1 +"))
-        .denied("KollectClusterTarget", &["matchPolicy"]);
+    let tenant_editable = "users who may edit it in namespace shop decide";
+    test.apply("KollectClusterTarget", "all", cluster_target("true")).assert_allowed(&[tenant_editable]);
+    test.apply("KollectClusterTarget", "all", cluster_target("1 +"))
+        .assert_denied("KollectClusterTarget", &["matchPolicy"]);
 
-    sinks_are_refused_where_the_operator_would_not_go(&stage);
+    check_sink_addresses(&test);
     let inventory = json!({ "databaseSinkRefs": ["portal", "later"], "maxExportBytes": 1000 });
-    stage
-        .apply("KollectInventory", "all", inventory)
-        .allowed(&["no database sink later", "spec.maxExportBytes is the size of one part"]);
-    stage
-        .apply("KollectInventory", "all", json!({ "databaseSinkRefs": [{ "name": "a", "namespace": "b" }] }))
-        .denied("KollectInventory", &["spec.databaseSinkRefs[0].namespace"]);
-    stage.plane.kubectl(&["create", "namespace", "cluster"]).unwrap();
+    test.apply("KollectInventory", "all", inventory)
+        .assert_allowed(&["no database sink later", "spec.maxExportBytes is the size of one part"]);
+    test.apply("KollectInventory", "all", json!({ "databaseSinkRefs": [{ "name": "a", "namespace": "b" }] }))
+        .assert_denied("KollectInventory", &["spec.databaseSinkRefs[0].namespace"]);
+    test.plane.kubectl(&["create", "namespace", "cluster"]).unwrap();
     let mut reserved = object("KollectInventory", "all", json!({}));
     reserved["metadata"]["namespace"] = json!("cluster");
-    stage.kubectl(&["create"], &reserved).denied("KollectInventory", &["metadata.namespace = \"cluster\""]);
-    let cluster = |reference: Value| json!({ "sinkNamespace": "shop", "databaseSinkRefs": [reference] });
-    stage.apply("KollectClusterInventory", "all", cluster(json!("portal"))).allowed(&[hands]);
-    stage
-        .apply("KollectClusterInventory", "all", cluster(json!({ "name": "a/b" })))
-        .denied("KollectClusterInventory", &["spec.databaseSinkRefs[0].name"]);
-    stage
-        .apply("KollectConnectionTest", "try", json!({ "sinkRef": { "eventSinkRef": "later" } }))
-        .allowed(&["no event sink later"]);
+    test.kubectl(&["create"], &reserved)
+        .assert_denied("KollectInventory", &["metadata.namespace = \"cluster\""]);
+    let cluster_inventory =
+        |reference: Value| json!({ "sinkNamespace": "shop", "databaseSinkRefs": [reference] });
+    test.apply("KollectClusterInventory", "all", cluster_inventory(json!("portal")))
+        .assert_allowed(&[tenant_editable]);
+    test.apply("KollectClusterInventory", "all", cluster_inventory(json!({ "name": "a/b" })))
+        .assert_denied("KollectClusterInventory", &["spec.databaseSinkRefs[0].name"]);
+    test.apply("KollectConnectionTest", "try", json!({ "sinkRef": { "eventSinkRef": "later" } }))
+        .assert_allowed(&["no event sink later"]);
     let mut generated = object("KollectConnectionTest", "", json!({ "sinkRef": { "eventSinkRef": "bus" } }));
     generated["metadata"] = json!({ "generateName": "try-", "namespace": "shop" });
-    stage.kubectl(&["create"], &generated).allowed(&[]);
+    test.kubectl(&["create"], &generated).assert_allowed(&[]);
 
-    scopes_close_what_was_open_and_nothing_gets_stuck(&stage);
+    check_scopes(&test);
 
-    nothing_is_stored_without_an_operator(stage);
+    check_without_operator(test);
 }
 
-fn sinks_are_refused_where_the_operator_would_not_go(stage: &Stage) {
-    stage.apply("KollectEventSink", "bus", nats("nats.example.com")).allowed(&[]);
-    stage
-        .apply("KollectEventSink", "bus", nats("169.254.169.254"))
-        .denied("KollectEventSink", &["spec.nats.url"]);
-    let mut loud = nats("nats.example.com");
-    loud["provisioning"] = json!({ "mode": "existing" });
-    stage.apply("KollectEventSink", "bus", loud).allowed(&["spec.provisioning.mode"]);
-    stage.apply("KollectDatabaseSink", "portal", postgres(json!({ "name": "none" }))).allowed(&[]);
-    stage
-        .apply("KollectDatabaseSink", "portal", postgres(json!({ "name": "a", "namespace": "kube-system" })))
-        .denied("KollectDatabaseSink", &["spec.postgres.databaseRef.namespace"]);
+fn check_sink_addresses(test: &AdmissionTest) {
+    test.apply("KollectEventSink", "bus", nats("nats.example.com")).assert_allowed(&[]);
+    test.apply("KollectEventSink", "bus", nats("169.254.169.254"))
+        .assert_denied("KollectEventSink", &["spec.nats.url"]);
+    let mut provisioned = nats("nats.example.com");
+    provisioned["provisioning"] = json!({ "mode": "existing" });
+    test.apply("KollectEventSink", "bus", provisioned).assert_allowed(&["spec.provisioning.mode"]);
+    test.apply("KollectDatabaseSink", "portal", postgres(json!({ "name": "none" }))).assert_allowed(&[]);
+    test.apply("KollectDatabaseSink", "portal", postgres(json!({ "name": "a", "namespace": "kube-system" })))
+        .assert_denied("KollectDatabaseSink", &["spec.postgres.databaseRef.namespace"]);
     let files = |path: &str| json!({ "type": "filesystem", "filesystem": { "path": path } });
-    stage.apply("KollectSnapshotSink", "files", files("out")).allowed(&[]);
-    stage
-        .apply("KollectSnapshotSink", "files", files("/etc"))
-        .denied("KollectSnapshotSink", &["spec.filesystem.path = \"/etc\""]);
+    test.apply("KollectSnapshotSink", "files", files("out")).assert_allowed(&[]);
+    test.apply("KollectSnapshotSink", "files", files("/etc"))
+        .assert_denied("KollectSnapshotSink", &["spec.filesystem.path = \"/etc\""]);
 }
 
-fn nothing_is_stored_without_an_operator(mut stage: Stage) {
-    stage.operators.clear();
+fn check_without_operator(mut test: AdmissionTest) {
+    test.operators.clear();
     let everywhere = json!({
         "profileRef": { "name": "a", "namespace": "b" }, "namespaceSelector": { "matchLabels": { "a": "b" } },
     });
@@ -315,53 +310,51 @@ fn nothing_is_stored_without_an_operator(mut stage: Stage) {
         ("KollectClusterScope", json!({})),
         ("KollectConnectionTest", json!({ "sinkRef": { "eventSinkRef": "a" } })),
     ] {
-        let told = stage.apply(kind, "late", spec);
+        let answer = test.apply(kind, "late", spec);
         let words = format!("failed calling webhook \"v{}.kb.io\"", kind.to_lowercase());
-        assert!(!told.success && told.text.contains(&words), "{told:?}");
+        assert!(!answer.success && answer.text.contains(&words), "{answer:?}");
     }
-    let gone = stage.run(&["delete", "-n", "shop", "kollectprofile/maps", "kollecteventsink/bus"]);
-    gone.allowed(&[]);
+    let deleted = test.run(&["delete", "-n", "shop", "kollectprofile/maps", "kollecteventsink/bus"]);
+    deleted.assert_allowed(&[]);
 }
 
-fn scopes_close_what_was_open_and_nothing_gets_stuck(stage: &Stage) {
+fn check_scopes(test: &AdmissionTest) {
     let mut held = object("KollectTarget", "held", json!({ "profileRef": "maps" }));
     held["metadata"]["finalizers"] = json!(["example.com/hold"]);
-    stage.kubectl(&["create"], &held).allowed(&[]);
+    test.kubectl(&["create"], &held).assert_allowed(&[]);
     let limits = json!({
         "allowedGVKs": [{ "version": "v1", "kind": "Pod" }], "deniedNamespaces": ["kube-system"],
         "minExportInterval": "5m", "databaseSinkRefs": ["portal"],
     });
-    stage.apply("KollectScope", "limits", limits).allowed(&[]);
+    test.apply("KollectScope", "limits", limits).assert_allowed(&[]);
     let late = json!({ "profileRef": "maps" });
     eventually("the scope counts", || {
-        let told =
-            stage.kubectl(&["create", "--dry-run=server"], &object("KollectTarget", "late", late.clone()));
-        (!told.success).then_some(()).ok_or(told.text)
+        let answer =
+            test.kubectl(&["create", "--dry-run=server"], &object("KollectTarget", "late", late.clone()));
+        (!answer.success).then_some(()).ok_or(answer.text)
     });
-    stage.apply("KollectTarget", "late", late).denied("KollectTarget", &["KollectScope limits", "v1"]);
-    stage.apply("KollectTarget", "fine", json!({ "profileRef": "pods" })).allowed(&[]);
-    stage
-        .apply(
-            "KollectTarget",
-            "fine",
-            json!({ "profileRef": "pods", "includedNamespaces": ["kube-system"] }),
-        )
-        .denied("KollectTarget", &["spec.includedNamespaces[0] = \"kube-system\""]);
-    stage
-        .apply("KollectInventory", "quick", json!({ "exportMinInterval": "1m" }))
-        .denied("KollectInventory", &["spec.exportMinInterval = \"1m0s\"", "at least 5m0s"]);
-    stage
-        .apply("KollectInventory", "quick", json!({ "databaseSinkRefs": ["other"] }))
-        .denied("KollectInventory", &["spec.databaseSinkRefs[0] = \"other\""]);
-    stage.apply("KollectInventory", "quick", json!({ "databaseSinkRefs": ["portal"] })).allowed(&[]);
-    let sink = |interval: &str| json!({ "spec": { "exportMinInterval": interval } });
-    stage.patch("kollecteventsink/bus", &sink("1m")).denied("KollectEventSink", &["spec.exportMinInterval"]);
-    stage.patch("kollecteventsink/bus", &sink("5m")).allowed(&["spec.provisioning.mode"]);
+    test.apply("KollectTarget", "late", late).assert_denied("KollectTarget", &["KollectScope limits", "v1"]);
+    test.apply("KollectTarget", "fine", json!({ "profileRef": "pods" })).assert_allowed(&[]);
+    test.apply(
+        "KollectTarget",
+        "fine",
+        json!({ "profileRef": "pods", "includedNamespaces": ["kube-system"] }),
+    )
+    .assert_denied("KollectTarget", &["spec.includedNamespaces[0] = \"kube-system\""]);
+    test.apply("KollectInventory", "quick", json!({ "exportMinInterval": "1m" }))
+        .assert_denied("KollectInventory", &["spec.exportMinInterval = \"1m0s\"", "at least 5m0s"]);
+    test.apply("KollectInventory", "quick", json!({ "databaseSinkRefs": ["other"] }))
+        .assert_denied("KollectInventory", &["spec.databaseSinkRefs[0] = \"other\""]);
+    test.apply("KollectInventory", "quick", json!({ "databaseSinkRefs": ["portal"] })).assert_allowed(&[]);
+    let interval_patch = |interval: &str| json!({ "spec": { "exportMinInterval": interval } });
+    test.patch("kollecteventsink/bus", &interval_patch("1m"))
+        .assert_denied("KollectEventSink", &["spec.exportMinInterval"]);
+    test.patch("kollecteventsink/bus", &interval_patch("5m")).assert_allowed(&["spec.provisioning.mode"]);
     let limits = json!({ "allowedStaticRefNamespaces": ["platform"] });
-    stage.apply("KollectClusterScope", "limits", limits).allowed(&[]);
+    test.apply("KollectClusterScope", "limits", limits).assert_allowed(&[]);
     eventually("the cluster scope counts", || {
         let patch = json!({ "spec": { "suspend": true } }).to_string();
-        let told = stage.run(&[
+        let answer = test.run(&[
             "patch",
             "kollectclustertarget/all",
             "--type=merge",
@@ -369,70 +362,68 @@ fn scopes_close_what_was_open_and_nothing_gets_stuck(stage: &Stage) {
             "-p",
             &patch,
         ]);
-        told.text.contains("KollectClusterScope limits").then_some(()).ok_or(told.text)
+        answer.text.contains("KollectClusterScope limits").then_some(()).ok_or(answer.text)
     });
 
-    // Q3: an object that has become invalid can still be labelled and deleted, and its finalizer removed.
-    stage.patch("kollecttarget/held", &json!({ "metadata": { "labels": { "a": "b" } } })).allowed(&[]);
-    stage
-        .patch("kollecttarget/held", &json!({ "spec": { "suspend": true } }))
-        .denied("KollectTarget", &["KollectScope limits"]);
-    stage.run(&["delete", "-n", "shop", "kollecttarget/held", "--wait=false"]).allowed(&[]);
-    stage.patch("kollecttarget/held", &json!({ "spec": { "suspend": true } })).allowed(&[]);
-    stage.patch("kollecttarget/held", &json!({ "metadata": { "finalizers": null } })).allowed(&[]);
+    // An object that has become invalid can still be labelled and deleted, and its finalizer removed.
+    test.patch("kollecttarget/held", &json!({ "metadata": { "labels": { "a": "b" } } })).assert_allowed(&[]);
+    test.patch("kollecttarget/held", &json!({ "spec": { "suspend": true } }))
+        .assert_denied("KollectTarget", &["KollectScope limits"]);
+    test.run(&["delete", "-n", "shop", "kollecttarget/held", "--wait=false"]).assert_allowed(&[]);
+    test.patch("kollecttarget/held", &json!({ "spec": { "suspend": true } })).assert_allowed(&[]);
+    test.patch("kollecttarget/held", &json!({ "metadata": { "finalizers": null } })).assert_allowed(&[]);
     eventually("the target is gone", || {
-        let told = stage.run(&["get", "-n", "shop", "kollecttarget/held"]);
-        told.text.contains("NotFound").then_some(()).ok_or(told.text)
+        let answer = test.run(&["get", "-n", "shop", "kollecttarget/held"]);
+        answer.text.contains("NotFound").then_some(()).ok_or(answer.text)
     });
 }
 
 #[test]
-fn a_standby_answers_too_and_certificates_are_replaced_while_it_does() {
-    let mut stage = Stage::new();
+fn a_standby_answers_admission_requests_and_loads_new_certificates() {
+    let mut test = AdmissionTest::new();
     let elect = ["--leader-elect", "--leader-election-namespace", "default"];
-    stage.start("leader", &elect);
-    let holder = |stage: &Stage| {
+    test.start("leader", &elect);
+    let holder = |test: &AdmissionTest| {
         let lease = ["get", "lease", "-n", "default", "-o", "jsonpath={.items[*].spec.holderIdentity}"];
-        stage.plane.kubectl(&lease).unwrap()
+        test.plane.kubectl(&lease).unwrap()
     };
-    eventually("somebody leads", || {
-        let holder = holder(&stage);
+    eventually("the first operator leads", || {
+        let holder = holder(&test);
         holder.starts_with("leader").then_some(()).ok_or(holder)
     });
-    let port = stage.start("standby", &elect);
-    assert_ne!(port, stage.operators[0].port);
-    stage.configure(port);
-    stage.answers("kb.io");
-    stage
-        .apply("KollectTarget", "maps", json!({ "profileRef": "maps" }))
-        .allowed(&["no KollectProfile maps"]);
-    assert!(holder(&stage).starts_with("leader"), "the other one stands by");
+    let port = test.start("standby", &elect);
+    assert_ne!(port, test.operators[0].port);
+    test.configure(port);
+    test.wait_for_webhook("kb.io");
+    test.apply("KollectTarget", "maps", json!({ "profileRef": "maps" }))
+        .assert_allowed(&["no KollectProfile maps"]);
+    assert!(holder(&test).starts_with("leader"), "the other one stands by");
 
     let successor = Authority::new();
-    successor.issue(stage.dir.path());
+    successor.issue(test.dir.path());
     // Under other names: an answer shows which configuration was used, and which authority it trusts.
-    stage.configure_as("successor.io", port, &successor);
-    stage.answers("successor.io");
-    assert!(holder(&stage).starts_with("leader"), "no operator was restarted");
+    test.configure_as("successor.io", port, &successor);
+    test.wait_for_webhook("successor.io");
+    assert!(holder(&test).starts_with("leader"), "no operator was restarted");
 }
 
 #[test]
-fn samples_pass_and_http_2_is_spoken_where_it_is_enabled() {
-    let mut stage = Stage::new();
-    let files = stage.dir.path().join("files");
-    let port = stage.start("one", &["--enable-http2", "--file-sink-root", files.to_str().unwrap()]);
-    stage.configure(port);
-    stage.answers("kb.io");
-    let log = fs::read_to_string(&stage.operators[0].log).unwrap();
+fn samples_are_admitted_and_http_2_is_used_where_it_is_enabled() {
+    let mut test = AdmissionTest::new();
+    let files = test.dir.path().join("files");
+    let port = test.start("one", &["--enable-http2", "--file-sink-root", files.to_str().unwrap()]);
+    test.configure(port);
+    test.wait_for_webhook("kb.io");
+    let log = fs::read_to_string(&test.operators[0].log).unwrap();
     assert!(log.contains("HTTP/2.0") && !log.contains("HTTP/1.1"), "the API server prefers it: {log}");
     let samples = root().join("config/samples");
-    stage.plane.kubectl(&["apply", "-f", samples.join("namespace.yaml").to_str().unwrap()]).unwrap();
-    stage.plane.kubectl(&["create", "namespace", "kollect-system"]).unwrap();
-    let told = stage.run(&["apply", "-k", samples.to_str().unwrap()]);
+    test.plane.kubectl(&["apply", "-f", samples.join("namespace.yaml").to_str().unwrap()]).unwrap();
+    test.plane.kubectl(&["create", "namespace", "kollect-system"]).unwrap();
+    let answer = test.run(&["apply", "-k", samples.to_str().unwrap()]);
     let expected = [
         // They come in the order of their kinds.
         ("Warning: ", "add it or correct the name"),
-        // This operator is at home in another namespace, and the cluster scope comes later.
+        // This operator runs in another namespace, and the cluster scope is created later.
         ("Warning: ", "move it to default"),
         ("Warning: ", "a filter always gives a list"),
         ("Warning: ", "spec.serialization.format is absent"),
@@ -440,7 +431,7 @@ fn samples_pass_and_http_2_is_spoken_where_it_is_enabled() {
         ("Error from server (Invalid): ", "is not available in this build"),
     ];
     let mut created = BTreeSet::new();
-    for line in told.text.lines().filter(|line| *line != "namespace/team-a unchanged") {
+    for line in answer.text.lines().filter(|line| *line != "namespace/team-a unchanged") {
         match line.split_once(".kollect.dev/").filter(|_| line.ends_with(" created")) {
             Some((kind, _)) => drop(created.insert(kind.to_owned())),
             None => assert!(
@@ -454,23 +445,23 @@ fn samples_pass_and_http_2_is_spoken_where_it_is_enabled() {
 
 #[test]
 fn tenants_have_no_webhooks_and_need_no_certificate() {
-    let mut stage = Stage::new();
+    let mut test = AdmissionTest::new();
     for file in ["tls.crt", "tls.key"] {
-        fs::remove_file(stage.dir.path().join(file)).unwrap();
+        fs::remove_file(test.dir.path().join(file)).unwrap();
     }
-    let port = stage.start("tenant", &["--tenant-mode", "--watch-namespaces", "shop"]);
-    stage.kubectl(&["create"], &wrong_profile()).allowed(&[]);
+    let port = test.start("tenant", &["--tenant-mode", "--watch-namespaces", "shop"]);
+    test.kubectl(&["create"], &wrong_profile()).assert_allowed(&[]);
     eventually("its status says what is wrong", || {
         let reason = "jsonpath={.status.conditions[?(@.type=='Degraded')].reason}";
-        let told = stage.run(&["get", "kollectprofile/wrong", "-n", "shop", "-o", reason]);
-        (told.text == "InvalidSpec").then_some(()).ok_or(told.text)
+        let answer = test.run(&["get", "kollectprofile/wrong", "-n", "shop", "-o", reason]);
+        (answer.text == "InvalidSpec").then_some(()).ok_or(answer.text)
     });
     let error = TcpStream::connect(("127.0.0.1", port)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
 }
 
 #[test]
-fn an_operator_without_a_certificate_says_which_file_and_which_flag() {
+fn an_operator_without_a_certificate_names_the_file_and_the_flag() {
     let dir = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_kollect"))
         .args(["operator", "--kubeconfig", "/nonexistent"])

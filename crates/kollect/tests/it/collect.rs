@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use kollect_testbed::{ControlPlane, Rule};
+use kollect_testbed::{ControlPlane, Grant};
 use tempfile::TempDir;
 
 use crate::program::{Finished, kollect, root};
 
 /// A namespace with two Deployments, manifests that collect them, and a database file.
-struct World {
+struct CollectTest {
     plane: &'static ControlPlane,
     namespace: String,
     dir: TempDir,
@@ -31,17 +31,17 @@ spec:
     )
 }
 
-impl World {
+impl CollectTest {
     fn new() -> Self {
         let plane = ControlPlane::shared();
         let namespace = plane.namespace("collect").unwrap();
-        let world = Self { plane, namespace, dir: tempfile::tempdir().unwrap() };
-        world.apply("cart", "cart:1.0");
-        world.apply("pay", "pay:1.0");
-        world
+        let test = Self { plane, namespace, dir: tempfile::tempdir().unwrap() };
+        test.apply_deployment("cart", "cart:1.0");
+        test.apply_deployment("pay", "pay:1.0");
+        test
     }
 
-    fn apply(&self, name: &str, image: &str) {
+    fn apply_deployment(&self, name: &str, image: &str) {
         self.plane.apply(&deployment(&self.namespace, name, image)).unwrap();
     }
 
@@ -53,7 +53,7 @@ impl World {
         collect_as(self.plane.kubeconfig(), args)
     }
 
-    fn fill(&self) -> Finished {
+    fn collect_into_database(&self) -> Finished {
         let out = format!("sqlite:{}", self.database().display());
         self.collect(&["--namespace", &self.namespace, "--out", &out])
     }
@@ -71,68 +71,69 @@ impl World {
 /// Runs with the example manifests, as the given user.
 fn collect_as(kubeconfig: &Path, args: &[&str]) -> Finished {
     let examples = root().join("docs/examples/deployments");
-    let base = ["collect", "-f", examples.to_str().unwrap(), "--kubeconfig", kubeconfig.to_str().unwrap()];
-    kollect(base.iter().chain(args))
+    let arguments =
+        ["collect", "-f", examples.to_str().unwrap(), "--kubeconfig", kubeconfig.to_str().unwrap()];
+    kollect(arguments.iter().chain(args))
 }
 
-fn pair(name: &str, image: &str) -> (String, String) {
+fn row(name: &str, image: &str) -> (String, String) {
     (name.into(), image.into())
 }
 
 #[test]
 fn live_objects_become_a_table() {
-    let world = World::new();
-    let table = world.collect(&["--namespace", &world.namespace]).ok();
+    let test = CollectTest::new();
+    let table = test.collect(&["--namespace", &test.namespace]).ok();
     let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(lines[0], ["default/deployments", "·", "apps/v1", "Deployment", "·", "2", "rows"]);
     assert_eq!(lines[1], ["NAMESPACE", "NAME", "IMAGE", "REPLICAS", "STRATEGY", "TEAM"]);
-    assert_eq!(lines[2], [&*world.namespace, "cart", "cart:1.0", "2", "RollingUpdate", "shop"]);
+    assert_eq!(lines[2], [&*test.namespace, "cart", "cart:1.0", "2", "RollingUpdate", "shop"]);
     assert_eq!(lines.len(), 4);
 }
 
 #[test]
 fn only_changed_rows_reach_sqlite() {
-    let world = World::new();
+    let test = CollectTest::new();
     let summary = |finished: Finished| -> Vec<String> {
-        let text = finished.ok();
-        let line = text.lines().last().unwrap();
+        let stdout = finished.ok();
+        let line = stdout.lines().last().unwrap();
         line.split_whitespace().skip(2).take(6).map(Into::into).collect()
     };
     // rows, added, changed, removed, unchanged, left alone
-    assert_eq!(summary(world.fill()), ["2", "2", "0", "0", "0", "0"]);
-    assert_eq!(summary(world.fill()), ["2", "0", "0", "0", "2", "0"]);
-    world.apply("cart", "cart:1.1");
-    let finished = world.fill();
+    assert_eq!(summary(test.collect_into_database()), ["2", "2", "0", "0", "0", "0"]);
+    assert_eq!(summary(test.collect_into_database()), ["2", "0", "0", "0", "2", "0"]);
+    test.apply_deployment("cart", "cart:1.1");
+    let finished = test.collect_into_database();
     assert!(
-        finished.stdout.starts_with(&format!("~ Deployment {}/cart\n", world.namespace)),
+        finished.stdout.starts_with(&format!("~ Deployment {}/cart\n", test.namespace)),
         "{}",
         finished.stdout
     );
     assert_eq!(summary(finished), ["2", "0", "1", "0", "1", "0"]);
-    assert_eq!(world.rows(), [pair("cart", "cart:1.1"), pair("pay", "pay:1.0")]);
-    world.plane.kubectl(&["delete", "deployment/pay", "-n", &world.namespace]).unwrap();
-    assert_eq!(summary(world.fill()), ["1", "0", "0", "1", "1", "0"]);
-    assert_eq!(world.rows(), [pair("cart", "cart:1.1")]);
+    assert_eq!(test.rows(), [row("cart", "cart:1.1"), row("pay", "pay:1.0")]);
+    test.plane.kubectl(&["delete", "deployment/pay", "-n", &test.namespace]).unwrap();
+    assert_eq!(summary(test.collect_into_database()), ["1", "0", "0", "1", "1", "0"]);
+    assert_eq!(test.rows(), [row("cart", "cart:1.1")]);
 }
 
 #[test]
-fn what_a_run_did_not_look_at_stays() {
-    let world = World::new();
-    world.fill().ok();
-    let other = world.plane.namespace("other").unwrap();
-    let out = format!("sqlite:{}", world.database().display());
-    world.collect(&["--namespace", &other, "--out", &out]).ok();
-    assert_eq!(world.rows().len(), 2);
+fn rows_that_a_run_did_not_look_at_stay() {
+    let test = CollectTest::new();
+    test.collect_into_database().ok();
+    let other = test.plane.namespace("other").unwrap();
+    let out = format!("sqlite:{}", test.database().display());
+    test.collect(&["--namespace", &other, "--out", &out]).ok();
+    assert_eq!(test.rows().len(), 2);
 
-    let empty = world.dir.path().join("empty.json");
+    let empty = test.dir.path().join("empty.json");
     std::fs::write(&empty, r#"{"apiVersion":"v1","kind":"List","items":[]}"#).unwrap();
-    let unowned = format!("sqlite:{}", world.dir.path().join("files.db").display());
+    let unowned = format!("sqlite:{}", test.dir.path().join("files.db").display());
     let examples = root().join("docs/examples/deployments");
     let from = |file: &Path, out: &str| {
         kollect(["collect", "-f", examples.to_str().unwrap(), "--from", file.to_str().unwrap(), "--out", out])
     };
-    let dump = world.dir.path().join("dump.yaml");
-    let yaml = world.plane.kubectl(&["get", "deployments", "-n", &world.namespace, "-o", "yaml"]).unwrap();
+    let dump = test.dir.path().join("dump.yaml");
+    let yaml = test.plane.kubectl(&["get", "deployments", "-n", &test.namespace, "-o", "yaml"]).unwrap();
     std::fs::write(&dump, yaml).unwrap();
     from(&dump, &unowned).ok();
     let stdout = from(&empty, &unowned).ok();
@@ -145,13 +146,13 @@ fn what_a_run_did_not_look_at_stays() {
         assert_eq!(finished.code, 1, "a run from files writes unowned inventories only, whatever differs");
         assert!(finished.stderr.contains("it belongs to cluster"), "{}", finished.stderr);
     }
-    assert_eq!(world.rows()[0], pair("cart", "cart:1.0"));
+    assert_eq!(test.rows()[0], row("cart", "cart:1.0"));
 }
 
 #[test]
-fn what_may_not_be_listed_is_named_after_the_rest_was_collected() {
-    let world = World::new();
-    let services = world.dir.path().join("services.yaml");
+fn a_kind_that_may_not_be_listed_is_named_and_all_others_are_collected() {
+    let test = CollectTest::new();
+    let services = test.dir.path().join("services.yaml");
     let manifest = "
 apiVersion: kollect.dev/v1alpha1
 kind: KollectProfile
@@ -165,24 +166,24 @@ spec: { profileRef: services }
 ";
     std::fs::write(&services, manifest).unwrap();
     let rules = [
-        Rule::cluster("", &["namespaces"], &["get", "list"]),
-        Rule::in_namespace(&world.namespace, "apps", &["deployments"], &["list"]),
+        Grant::cluster("", &["namespaces"], &["get", "list"]),
+        Grant::in_namespace(&test.namespace, "apps", &["deployments"], &["list"]),
     ];
-    let user = world.plane.user(&world.namespace, "reader", &rules).unwrap();
-    let finished = collect_as(&user, &["-f", services.to_str().unwrap(), "--namespace", &world.namespace]);
+    let user = test.plane.user(&test.namespace, "reader", &rules).unwrap();
+    let finished = collect_as(&user, &["-f", services.to_str().unwrap(), "--namespace", &test.namespace]);
     assert_eq!(finished.code, 3, "{}{}", finished.stdout, finished.stderr);
     let expected =
-        format!("forbidden: list services in namespace {}: forbidden; grant the verb list", world.namespace);
+        format!("forbidden: list services in namespace {}: forbidden; grant the verb list", test.namespace);
     assert!(finished.stderr.contains(&expected), "{}", finished.stderr);
     assert!(finished.stdout.contains("cart:1.0"), "{}", finished.stdout);
 }
 
 #[test]
-fn without_namespaces_named_ones_are_enough() {
-    let world = World::new();
-    let rules = [Rule::in_namespace(&world.namespace, "apps", &["deployments"], &["list"])];
-    let user = world.plane.user(&world.namespace, "tenant", &rules).unwrap();
-    let finished = collect_as(&user, &["--namespace", &world.namespace]);
+fn a_user_who_may_not_list_namespaces_can_collect_from_a_named_one() {
+    let test = CollectTest::new();
+    let rules = [Grant::in_namespace(&test.namespace, "apps", &["deployments"], &["list"])];
+    let user = test.plane.user(&test.namespace, "tenant", &rules).unwrap();
+    let finished = collect_as(&user, &["--namespace", &test.namespace]);
     assert!(
         finished.stderr.contains("warning: list namespaces in the whole cluster: forbidden"),
         "{}",
@@ -193,8 +194,8 @@ fn without_namespaces_named_ones_are_enough() {
 
 #[test]
 fn a_kind_that_is_no_longer_served_keeps_its_rows() {
-    let world = World::new();
-    let namespace = &world.namespace;
+    let test = CollectTest::new();
+    let namespace = &test.namespace;
     let crd = "
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -206,13 +207,13 @@ spec:
   versions:
     - { name: v1, served: true, storage: true, schema: { openAPIV3Schema: { type: object, x-kubernetes-preserve-unknown-fields: true } } }
 ";
-    world.plane.apply(crd).unwrap();
-    world.plane.wait(&["crd/widgets.example.com", "--for=condition=Established"]).unwrap();
+    test.plane.apply(crd).unwrap();
+    test.plane.wait(&["crd/widgets.example.com", "--for=condition=Established"]).unwrap();
     let widget = format!(
         "{{apiVersion: example.com/v1, kind: Widget, metadata: {{name: w, namespace: {namespace}}}, image: 'w:1'}}"
     );
-    world.plane.apply(&widget).unwrap();
-    let manifests = world.dir.path().join("widgets.yaml");
+    test.plane.apply(&widget).unwrap();
+    let manifests = test.dir.path().join("widgets.yaml");
     let manifest = "
 apiVersion: kollect.dev/v1alpha1
 kind: KollectProfile
@@ -225,13 +226,13 @@ metadata: { name: widgets }
 spec: { profileRef: widgets }
 ";
     std::fs::write(&manifests, manifest).unwrap();
-    let out = format!("sqlite:{}", world.database().display());
-    let kubeconfig = world.plane.kubeconfig().to_str().unwrap();
+    let out = format!("sqlite:{}", test.database().display());
+    let kubeconfig = test.plane.kubeconfig().to_str().unwrap();
     let run =
         || kollect(["collect", "-f", manifests.to_str().unwrap(), "--kubeconfig", kubeconfig, "--out", &out]);
     run().ok();
-    assert_eq!(world.rows(), [pair("w", "w:1")]);
-    world.plane.kubectl(&["delete", "crd/widgets.example.com"]).unwrap();
+    assert_eq!(test.rows(), [row("w", "w:1")]);
+    test.plane.kubectl(&["delete", "crd/widgets.example.com"]).unwrap();
     let finished = run();
     assert_eq!(finished.code, 3, "{}", finished.stderr);
     assert!(
@@ -239,16 +240,16 @@ spec: { profileRef: widgets }
         "{}",
         finished.stderr
     );
-    assert_eq!(world.rows(), [pair("w", "w:1")]);
+    assert_eq!(test.rows(), [row("w", "w:1")]);
 }
 
 #[test]
 fn the_inventory_of_the_manifests_is_written_to_its_sink() {
-    let world = World::new();
-    let manifests = world.dir.path().join("all.yaml");
-    let namespace = &world.namespace;
+    let test = CollectTest::new();
+    let manifests = test.dir.path().join("all.yaml");
+    let namespace = &test.namespace;
     let example = std::fs::read_to_string(root().join("docs/examples/deployments/kollect.yaml")).unwrap();
-    let more = format!(
+    let inventory_and_sink = format!(
         "
 ---
 apiVersion: kollect.dev/v1alpha1
@@ -261,30 +262,30 @@ kind: KollectDatabaseSink
 metadata: {{ name: laptop }}
 spec: {{ type: sqlite, cluster: prod-1, sqlite: {{ path: '{}' }} }}
 ",
-        world.database().display()
+        test.database().display()
     );
-    std::fs::write(&manifests, format!("{example}{more}")).unwrap();
+    std::fs::write(&manifests, format!("{example}{inventory_and_sink}")).unwrap();
     let stdout = kollect([
         "collect",
         "-f",
         manifests.to_str().unwrap(),
         "--kubeconfig",
-        world.plane.kubeconfig().to_str().unwrap(),
+        test.plane.kubeconfig().to_str().unwrap(),
         "-n",
         namespace,
     ])
     .ok();
     assert!(stdout.contains("default/all  database/laptop  2"), "{stdout}");
-    let database = rusqlite::Connection::open(world.database()).unwrap();
+    let database = rusqlite::Connection::open(test.database()).unwrap();
     let cluster: String =
         database.query_row("SELECT DISTINCT cluster FROM inventory", [], |row| row.get(0)).unwrap();
     assert_eq!(cluster, "prod-1");
 }
 
 #[test]
-fn q11_secret_data_never_becomes_a_row() {
-    let world = World::new();
-    world
+fn secret_data_never_becomes_a_row() {
+    let test = CollectTest::new();
+    test
         .plane
         .apply(&format!(
             "
@@ -293,10 +294,10 @@ kind: Secret
 metadata: {{ name: s, namespace: {}, annotations: {{ kubectl.kubernetes.io/last-applied-configuration: hunter2 }} }}
 stringData: {{ password: hunter2, harmless: hunter2 }}
 ",
-            world.namespace
+            test.namespace
         ))
         .unwrap();
-    let manifests = world.dir.path().join("secrets.yaml");
+    let manifests = test.dir.path().join("secrets.yaml");
     let manifest = "
 apiVersion: kollect.dev/v1alpha1
 kind: KollectProfile
@@ -320,9 +321,9 @@ spec: { profileRef: secrets, names: [s] }
         "-f",
         manifests.to_str().unwrap(),
         "--kubeconfig",
-        world.plane.kubeconfig().to_str().unwrap(),
+        test.plane.kubeconfig().to_str().unwrap(),
         "-n",
-        &world.namespace,
+        &test.namespace,
         "-o",
         "json",
     ])
@@ -334,8 +335,8 @@ spec: { profileRef: secrets, names: [s] }
 
 #[test]
 fn a_suspended_target_keeps_its_rows() {
-    let world = World::new();
-    let manifests = world.dir.path().join("all.yaml");
+    let test = CollectTest::new();
+    let manifests = test.dir.path().join("all.yaml");
     let example = std::fs::read_to_string(root().join("docs/examples/deployments/kollect.yaml")).unwrap();
     let inventory = "
 ---
@@ -343,8 +344,8 @@ apiVersion: kollect.dev/v1alpha1
 kind: KollectInventory
 metadata: { name: all }
 ";
-    let out = format!("sqlite:{}", world.database().display());
-    let kubeconfig = world.plane.kubeconfig().to_str().unwrap();
+    let out = format!("sqlite:{}", test.database().display());
+    let kubeconfig = test.plane.kubeconfig().to_str().unwrap();
     let run = |text: &str| {
         std::fs::write(&manifests, format!("{text}{inventory}spec: {{}}\n")).unwrap();
         kollect([
@@ -354,13 +355,13 @@ metadata: { name: all }
             "--kubeconfig",
             kubeconfig,
             "-n",
-            &world.namespace,
+            &test.namespace,
             "--out",
             &out,
         ])
     };
     run(&example).ok();
-    assert_eq!(world.rows().len(), 2);
+    assert_eq!(test.rows().len(), 2);
     let finished =
         run(&example.replace("profileRef: deployments", "profileRef: deployments\n  suspend: true"));
     assert!(
@@ -368,14 +369,14 @@ metadata: { name: all }
         "{}",
         finished.stderr
     );
-    assert_eq!(world.rows().len(), 2);
+    assert_eq!(test.rows().len(), 2);
 }
 
 #[test]
 fn expressions_work_on_live_objects() {
-    let world = World::new();
-    let namespace = &world.namespace;
-    world.plane.kubectl(&["label", "namespace", namespace, "team=shop"]).unwrap();
+    let test = CollectTest::new();
+    let namespace = &test.namespace;
+    test.plane.kubectl(&["label", "namespace", namespace, "team=shop"]).unwrap();
     let pod = format!(
         "
 apiVersion: v1
@@ -387,8 +388,8 @@ spec:
     - {{ name: b, image: 'web:1' }}
 "
     );
-    world.plane.apply(&pod).unwrap();
-    let kubeconfig = world.plane.kubeconfig().to_str().unwrap();
+    test.plane.apply(&pod).unwrap();
+    let kubeconfig = test.plane.kubeconfig().to_str().unwrap();
     let json = kollect([
         "collect",
         "-f",

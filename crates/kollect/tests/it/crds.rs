@@ -26,7 +26,7 @@ const KINDS: [&str; 11] = [
     "kollectconnectiontests",
 ];
 
-/// A control plane that knows the eleven kinds and has the namespaces of the samples.
+/// The shared control plane with all kinds of Kollect and the namespaces of the samples.
 pub(crate) fn with_kinds() -> &'static ControlPlane {
     static READY: OnceLock<&'static ControlPlane> = OnceLock::new();
     READY.get_or_init(|| {
@@ -44,13 +44,14 @@ pub(crate) fn with_kinds() -> &'static ControlPlane {
 }
 
 #[test]
-fn every_flag_that_a_definition_names_can_be_used() {
+fn every_flag_that_a_definition_names_exists() {
     let help = kollect(["operator", "--help"]).ok();
-    let is_flag = |c: char| c.is_ascii_lowercase() || c == '-';
+    let is_in_flag = |letter: char| letter.is_ascii_lowercase() || letter == '-';
     for base in fs::read_dir(root().join("config/crd/bases")).unwrap() {
         let text = fs::read_to_string(base.unwrap().path()).unwrap();
         for rest in text.split(" --").skip(1) {
-            let flag: String = "--".chars().chain(rest.chars().take_while(|c| is_flag(*c))).collect();
+            let flag: String =
+                "--".chars().chain(rest.chars().take_while(|letter| is_in_flag(*letter))).collect();
             assert!(help.contains(&format!("{flag} ")), "{flag} is not in the help of the operator");
         }
     }
@@ -68,13 +69,15 @@ fn sample(name: &str) -> Value {
     serde_saphyr::from_str(&fs::read_to_string(file).unwrap()).unwrap()
 }
 
-/// Sends an object as kubectl does, with unknown fields as errors; the message of a refusal.
+/// Sends an object as kubectl does, with unknown fields as errors. An error is the message of the API server.
 async fn send(client: &Client, method: &str, object: &Value, dry_run: bool) -> Result<Value, String> {
     let kind = object["kind"].as_str().unwrap().to_lowercase();
     let plural =
         if kind.ends_with('y') { format!("{}ies", kind.trim_end_matches('y')) } else { format!("{kind}s") };
-    let namespace =
-        object["metadata"]["namespace"].as_str().map(|n| format!("namespaces/{n}/")).unwrap_or_default();
+    let namespace = object["metadata"]["namespace"]
+        .as_str()
+        .map(|namespace| format!("namespaces/{namespace}/"))
+        .unwrap_or_default();
     let name = match method {
         "PUT" => format!("/{}", object["metadata"]["name"].as_str().unwrap()),
         _ => String::new(),
@@ -96,7 +99,7 @@ async fn send(client: &Client, method: &str, object: &Value, dry_run: bool) -> R
 #[test]
 fn printed_definitions_are_the_committed_ones() {
     let mut files: Vec<_> =
-        fs::read_dir(root().join("config/crd/bases")).unwrap().map(|e| e.unwrap().path()).collect();
+        fs::read_dir(root().join("config/crd/bases")).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     let printed = kollect(["crds"]).ok();
     let mut documents: Vec<&str> = printed.split_inclusive("---\n").collect();
@@ -127,7 +130,7 @@ fn kubectl_explains_every_kind() {
 }
 
 #[test]
-fn q2_samples_are_accepted_by_kubectl() {
+fn samples_are_accepted_by_kubectl() {
     let plane = with_kinds();
     let samples = root().join("config/samples");
     plane.kubectl(&["apply", "--server-side", "--dry-run=server", "-k", samples.to_str().unwrap()]).unwrap();
@@ -169,7 +172,7 @@ async fn every_rule_is_enforced_by_the_api_server() {
     let mut wrong = Vec::new();
     for case in cases {
         let mut object = sample(&case.base);
-        let refusal = match &case.update {
+        let answer = match &case.update {
             Some(update) => {
                 object["metadata"]["name"] = "updated".into();
                 let mut stored = send(&client, "POST", &object, false).await.unwrap();
@@ -182,7 +185,7 @@ async fn every_rule_is_enforced_by_the_api_server() {
             }
         };
         let expected = case.expect.or(case.server).unwrap();
-        match refusal {
+        match answer {
             Err(message) if message.contains(&expected) => {}
             other => wrong.push(format!(
                 "{} {} {:?}: expected {expected:?}, got {other:?}",
@@ -194,19 +197,19 @@ async fn every_rule_is_enforced_by_the_api_server() {
 }
 
 #[tokio::test]
-async fn q3_an_object_from_before_a_rule_can_still_lose_its_finalizer() {
+async fn an_object_older_than_a_rule_can_still_lose_its_finalizer() {
     // The rule comes after the object: both live in a kind of their own, so that no other test sees it.
     let plane = with_kinds();
     let text =
         fs::read_to_string(root().join("config/crd/bases/kollect.dev_kollectinventories.yaml")).unwrap();
-    let mut crd: Value = serde_saphyr::from_str(&text).unwrap();
-    crd["metadata"]["name"] = "oldinventories.kollect.dev".into();
-    crd["spec"]["names"] =
+    let mut definition: Value = serde_saphyr::from_str(&text).unwrap();
+    definition["metadata"]["name"] = "oldinventories.kollect.dev".into();
+    definition["spec"]["names"] =
         json!({ "kind": "OldInventory", "plural": "oldinventories", "singular": "oldinventory" });
-    let rules = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["x-kubernetes-validations"].take();
-    crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["x-kubernetes-validations"] =
+    let rules = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["x-kubernetes-validations"].take();
+    definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["x-kubernetes-validations"] =
         json!([]);
-    plane.apply(&crd.to_string()).unwrap();
+    plane.apply(&definition.to_string()).unwrap();
     plane.wait(&["crd/oldinventories.kollect.dev", "--for=condition=Established"]).unwrap();
     let namespace = plane.namespace("q3").unwrap();
     let old = json!({
@@ -215,9 +218,9 @@ async fn q3_an_object_from_before_a_rule_can_still_lose_its_finalizer() {
         "spec": { "httpEndpoint": { "enabled": true } },
     });
     plane.apply(&old.to_string()).unwrap();
-    crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["x-kubernetes-validations"] =
+    definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["x-kubernetes-validations"] =
         rules;
-    plane.apply(&crd.to_string()).unwrap();
+    plane.apply(&definition.to_string()).unwrap();
     let mut refused = old.clone();
     refused["metadata"]["name"] = "new".into();
     // The API server needs a moment to use the new schema.

@@ -14,7 +14,7 @@ pub(crate) struct Sample {
     pub(crate) value: f64,
 }
 
-/// A whole answer.
+/// All metrics of one answer.
 #[derive(Debug)]
 pub(crate) struct Exposition {
     /// Type of each family.
@@ -28,23 +28,26 @@ impl Exposition {
     pub(crate) fn parse(text: &str) -> Self {
         let body = text.strip_suffix("# EOF\n").expect("ends with # EOF");
         let (mut types, mut samples) = (BTreeMap::new(), Vec::new());
-        let (mut helped, mut family) = (BTreeSet::new(), String::new());
+        let (mut with_help, mut family) = (BTreeSet::new(), String::new());
         let mut seen = BTreeSet::new();
         for line in body.lines() {
             if let Some(help) = line.strip_prefix("# HELP ") {
                 let name = help.split(' ').next().unwrap();
-                assert!(helped.insert(name.to_owned()), "two families {name}");
+                assert!(with_help.insert(name.to_owned()), "two families {name}");
                 assert!(help.len() > name.len() + 5, "no help: {line}");
             } else if let Some(declared) = line.strip_prefix("# TYPE ") {
-                let (name, word) = declared.split_once(' ').unwrap();
-                assert!(is_name(name) && helped.contains(name), "{line}");
-                assert!(["counter", "gauge", "histogram", "info"].contains(&word), "{line}");
-                assert!(types.insert(name.to_owned(), word.to_owned()).is_none(), "two types: {line}");
+                let (name, declared_type) = declared.split_once(' ').unwrap();
+                assert!(is_name(name) && with_help.contains(name), "{line}");
+                assert!(["counter", "gauge", "histogram", "info"].contains(&declared_type), "{line}");
+                assert!(
+                    types.insert(name.to_owned(), declared_type.to_owned()).is_none(),
+                    "two types: {line}"
+                );
                 name.clone_into(&mut family);
             } else {
-                let sample = sample(line, &family, &types[&family]);
+                let sample = parse_sample(line, &family, &types[&family]);
                 let id = format!("{} {:?}", sample.name, sample.labels);
-                assert!(seen.insert(id), "told twice: {line}");
+                assert!(seen.insert(id), "the same series twice: {line}");
                 samples.push(sample);
             }
         }
@@ -80,13 +83,16 @@ impl Exposition {
                 writeln!(wrong, "{name} is a {type_}, documented: {known_type}").unwrap();
             }
             for sample in self.samples.iter().filter(|sample| sample.family == *family) {
-                let own: BTreeSet<String> =
+                let labels: BTreeSet<String> =
                     sample.labels.keys().filter(|label| *label != "le").cloned().collect();
                 // Attributes of rows are additional labels of these.
-                let same =
-                    if family.ends_with("_labeled_series") { own.is_superset(known) } else { own == *known };
+                let same = if family.ends_with("_labeled_series") {
+                    labels.is_superset(known)
+                } else {
+                    labels == *known
+                };
                 if !same {
-                    writeln!(wrong, "{name} has labels {own:?}, documented: {known:?}").unwrap();
+                    writeln!(wrong, "{name} has labels {labels:?}, documented: {known:?}").unwrap();
                 }
             }
         }
@@ -94,10 +100,10 @@ impl Exposition {
     }
 
     /// Names that the page lists and the exposition does not contain.
-    pub(crate) fn untold(&self, page: &str) -> Vec<String> {
-        let told: BTreeSet<String> =
+    pub(crate) fn missing(&self, page: &str) -> Vec<String> {
+        let exposed: BTreeSet<String> =
             self.types.iter().map(|(family, type_)| full_name(family, type_)).collect();
-        documented(page).into_keys().filter(|name| !told.contains(name)).collect()
+        documented(page).into_keys().filter(|name| !exposed.contains(name)).collect()
     }
 }
 
@@ -113,7 +119,7 @@ fn documented(page: &str) -> BTreeMap<String, (String, BTreeSet<String>)> {
     entries.collect()
 }
 
-/// The name by which a family is asked for.
+/// The name of a family in queries.
 fn full_name(family: &str, type_: &str) -> String {
     let suffix = match type_ {
         "counter" => "_total",
@@ -125,11 +131,11 @@ fn full_name(family: &str, type_: &str) -> String {
 
 fn is_name(name: &str) -> bool {
     let mut chars = name.chars();
-    chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_')
-        && chars.all(|c| c.is_ascii_alphanumeric() || c == '_')
+    chars.next().is_some_and(|first| first.is_ascii_alphabetic() || first == '_')
+        && chars.all(|other| other.is_ascii_alphanumeric() || other == '_')
 }
 
-fn sample(line: &str, family: &str, type_: &str) -> Sample {
+fn parse_sample(line: &str, family: &str, type_: &str) -> Sample {
     let (series, value) = line.rsplit_once(' ').unwrap();
     let (name, labels) = match series.split_once('{') {
         Some((name, labels)) => (name, labels_of(labels.strip_suffix('}').expect(line))),
@@ -141,8 +147,8 @@ fn sample(line: &str, family: &str, type_: &str) -> Sample {
         "info" => &["_info"],
         _ => &[""],
     };
-    let fits = suffixes.iter().any(|suffix| name == format!("{family}{suffix}"));
-    assert!(is_name(name) && fits, "{line} is not of {family}, a {type_}");
+    let has_known_suffix = suffixes.iter().any(|suffix| name == format!("{family}{suffix}"));
+    assert!(is_name(name) && has_known_suffix, "{line} is not of {family}, a {type_}");
     let value: f64 = value.parse().expect(line);
     assert!(type_ == "gauge" || value >= 0.0, "{line}");
     Sample { family: family.to_owned(), name: name.to_owned(), labels, value }
@@ -158,13 +164,13 @@ fn labels_of(text: &str) -> BTreeMap<String, String> {
         let mut chars = after.char_indices();
         let end = loop {
             match chars.next().expect(text) {
-                (at, '"') => break at,
+                (position, '"') => break position,
                 (_, '\\') => value.push(match chars.next().expect(text).1 {
                     'n' => '\n',
-                    c @ ('\\' | '"') => c,
+                    escaped @ ('\\' | '"') => escaped,
                     other => unreachable!("\\{other} in {text}"),
                 }),
-                (_, c) => value.push(c),
+                (_, character) => value.push(character),
             }
         };
         assert!(labels.insert(name.to_owned(), value).is_none(), "a label twice: {text}");

@@ -16,10 +16,10 @@ metadata: { name: pods }
 spec: { profileRef: pods }
 ";
 
-fn tree(root: &Path, below: &Path, found: &mut BTreeMap<String, String>) {
+fn read_tree(root: &Path, below: &Path, found: &mut BTreeMap<String, String>) {
     for path in fs::read_dir(below).unwrap().map(|entry| entry.unwrap().path()) {
         if path.is_dir() {
-            tree(root, &path, found);
+            read_tree(root, &path, found);
         } else {
             let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
             found.insert(name, fs::read_to_string(&path).unwrap());
@@ -49,7 +49,7 @@ fn a_directory_is_kept_up_to_date() {
         kollect(["collect", "-f", &manifests, "--from", &pods, "--out", out]).ok();
         let root = dir.path().join("out");
         let mut found = BTreeMap::new();
-        tree(&root, &root, &mut found);
+        read_tree(&root, &root, &mut found);
         found.retain(|path, _| !path.starts_with(".kollect/"));
         found
     };
@@ -63,7 +63,7 @@ fn a_directory_is_kept_up_to_date() {
         files["default/default/pod/a.yaml"].ends_with("uid: uid-a\nattributes:\n  node: n1\n"),
         "{files:?}"
     );
-    // What the files do not mention stays.
+    // Rows of objects that the input does not contain stay.
     let files = collect(&[("a", "n3")], &rows);
     assert_eq!(
         files.keys().collect::<Vec<_>>(),
@@ -71,7 +71,7 @@ fn a_directory_is_kept_up_to_date() {
     );
     assert!(files["default/default/pod/a.yaml"].contains("node: n3"));
 
-    // Another layout: the old files go, and what they held comes along.
+    // Another layout: the old files are removed, and their rows are in the new one.
     let files = collect(&[("a", "n4")], &format!("dir:{}", file("out")));
     let (path, text) = files.first_key_value().unwrap();
     assert!(files.len() == 1 && path.starts_with("inventory/"), "{files:?}");
@@ -81,9 +81,9 @@ fn a_directory_is_kept_up_to_date() {
     assert_eq!(nodes, ["n4", "n2"]);
 }
 
-/// As in `kollect … | head`: no word, and the code of a program that SIGPIPE has ended.
+/// As in `kollect … | head`: no message, and the exit code of a program that SIGPIPE has ended.
 #[test]
-fn a_reader_that_has_gone_away_is_no_error() {
+fn a_closed_standard_output_is_no_error() {
     let dir = tempfile::tempdir().unwrap();
     let (manifests, objects) = (dir.path().join("manifests.yaml"), dir.path().join("pod.json"));
     fs::write(&manifests, MANIFESTS).unwrap();
@@ -92,17 +92,17 @@ fn a_reader_that_has_gone_away_is_no_error() {
     fs::write(&objects, pod).unwrap();
     let (manifests, objects) = (manifests.to_str().unwrap(), objects.to_str().unwrap());
     for output in ["table", "json", "ndjson", "yaml", "csv"] {
-        let gone = kollect_without_reader(["collect", "-f", manifests, "--from", objects, "-o", output]);
-        assert_eq!((gone.code, &*gone.stderr), (141, ""), "{output}");
+        let finished = kollect_without_reader(["collect", "-f", manifests, "--from", objects, "-o", output]);
+        assert_eq!((finished.code, &*finished.stderr), (141, ""), "{output}");
     }
-    let gone = kollect_without_reader(["crds"]);
-    assert_eq!((gone.code, &*gone.stderr), (141, ""));
+    let finished = kollect_without_reader(["crds"]);
+    assert_eq!((finished.code, &*finished.stderr), (141, ""));
 
-    // What was to be written has been, and a sink that failed is still an error.
+    // The sink has been written, and one that fails is still an error.
     let file = dir.path().join("x.db");
     let out = format!("sqlite:{}", file.display());
-    let gone = kollect_without_reader(["collect", "-f", manifests, "--from", objects, "--out", &out]);
-    assert_eq!((gone.code, &*gone.stderr), (141, ""));
+    let finished = kollect_without_reader(["collect", "-f", manifests, "--from", objects, "--out", &out]);
+    assert_eq!((finished.code, &*finished.stderr), (141, ""));
     assert!(file.is_file());
     let out = format!("sqlite:{objects}");
     let failed = kollect_without_reader(["collect", "-f", manifests, "--from", objects, "--out", &out]);

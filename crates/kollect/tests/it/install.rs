@@ -1,5 +1,5 @@
-//! What `kubectl apply -k` installs is enough: the operator runs as exactly the service account of the
-//! manifests, with exactly their arguments, and the API server's own log shows that nothing was refused.
+//! What `kubectl apply -k` installs is enough: the operator runs as the service account of the manifests, with their
+//! arguments, and the audit log of the API server shows that no request was refused.
 
 mod tenancy;
 
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::program::{eventually, kollect, root};
 
-const POLICY: &str = "
+const AUDIT_POLICY: &str = "
 apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -25,14 +25,14 @@ rules:
   - level: Metadata
 ";
 
-/// Where the Deployment serves; every test needs ports of its own.
+/// Flags of the Deployment that tests replace: every test needs ports of its own.
 const PROBES: &str = "--health-probe-bind-address=:8081";
 const METRICS: &str = "--metrics-bind-address=:8443";
 /// Long for a probe on a busy machine, and less than a connection that sends nothing is kept.
 const PROBE_LIMIT: Duration = Duration::from_secs(30);
 
 /// A control plane whose requests are logged, and a database.
-struct World {
+struct InstallTest {
     plane: ControlPlane,
     postgres: Postgres,
     /// Of the operator.
@@ -42,7 +42,7 @@ struct World {
     dir: tempfile::TempDir,
 }
 
-impl Drop for World {
+impl Drop for InstallTest {
     fn drop(&mut self) {
         if let Some(operator) = &mut self.operator {
             operator.kill().ok();
@@ -54,11 +54,11 @@ impl Drop for World {
     }
 }
 
-impl World {
+impl InstallTest {
     fn new(namespace: &'static str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let policy = dir.path().join("policy.yaml");
-        fs::write(&policy, POLICY).unwrap();
+        fs::write(&policy, AUDIT_POLICY).unwrap();
         let flags = [
             format!("--audit-policy-file={}", policy.display()),
             format!("--audit-log-path={}", dir.path().join("audit.log").display()),
@@ -72,13 +72,13 @@ impl World {
         self.dir.path().join("operator.log")
     }
 
-    fn install(&self, what: &str) {
-        let dir = root().join(what);
+    fn install(&self, directory: &str) {
+        let dir = root().join(directory);
         self.plane.kubectl(&["apply", "-k", dir.to_str().unwrap()]).unwrap();
     }
 
-    fn install_kinds(&self, what: &str) {
-        self.install(what);
+    fn install_kinds(&self, directory: &str) {
+        self.install(directory);
         self.plane.wait(&["crd", "--for=condition=Established", "--all"]).unwrap();
     }
 
@@ -86,17 +86,17 @@ impl World {
         format!("system:serviceaccount:{}:kollect", self.namespace)
     }
 
-    /// Returns when the authorizer has seen the roles.
-    fn may(&self, question: &[&str]) {
+    /// Waits until the authorizer has seen the roles.
+    fn wait_until_allowed(&self, question: &[&str]) {
         let account = self.account();
         eventually(&format!("{question:?} is allowed"), || {
-            let asked = [&["auth", "can-i", "--as", &account], question].concat();
-            self.plane.kubectl(&asked).map(drop).map_err(|error| error.to_string())
+            let arguments = [&["auth", "can-i", "--as", &account], question].concat();
+            self.plane.kubectl(&arguments).map(drop).map_err(|error| error.to_string())
         });
     }
 
-    /// Makes sure that the operator has no more rights than it needs.
-    fn may_not(&self, question: &[&str]) {
+    /// Fails if the operator has a right.
+    fn assert_not_allowed(&self, question: &[&str]) {
         let answer = self.plane.kubectl(&[&["auth", "can-i", "--as", &self.account()], question].concat());
         assert!(answer.is_err(), "{question:?} is allowed");
     }
@@ -158,19 +158,19 @@ impl World {
         self.operator = Some(command.stdout(Stdio::null()).stderr(log).spawn().unwrap());
     }
 
-    fn get(&self, path: &str) -> Result<(), String> {
-        let ask = || -> std::io::Result<String> {
+    fn probe(&self, path: &str) -> Result<(), String> {
+        let request = || -> std::io::Result<String> {
             let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
             stream.set_read_timeout(Some(PROBE_LIMIT))?;
             write!(stream, "GET {path} HTTP/1.1\r\nHost: kollect\r\nConnection: close\r\n\r\n")?;
             let mut answer = String::new();
             stream.read_to_string(&mut answer).map(|_| answer)
         };
-        let answer = ask().map_err(|error| error.to_string())?;
+        let answer = request().map_err(|error| error.to_string())?;
         if answer.starts_with("HTTP/1.1 200") { Ok(()) } else { Err(answer) }
     }
 
-    fn secret(&self) {
+    fn apply_secret(&self) {
         self.plane
             .apply(
                 &json!({
@@ -183,7 +183,7 @@ impl World {
             .unwrap();
     }
 
-    /// Binds a ClusterRole that is shipped apart, in one namespace, as its file says.
+    /// Applies a ClusterRole that is not in the default, and binds it in one namespace, as its file says.
     fn bind_in(&self, namespace: &str, file: &str, role: &str) {
         let path = root().join("config/rbac").join(file);
         self.plane.kubectl(&["apply", "-f", path.to_str().unwrap()]).unwrap();
@@ -193,27 +193,27 @@ impl World {
         self.plane.kubectl(&bind).unwrap();
     }
 
-    fn holds(&self, sql: &str, expected: &[&str]) {
+    fn wait_for_rows(&self, sql: &str, expected: &[&str]) {
         eventually(sql, || {
             let found = self.postgres.psql(sql).map_err(|error| error.to_string())?;
             if found.lines().eq(expected.iter().copied()) { Ok(()) } else { Err(found) }
         });
     }
 
-    fn vanishes(&self, namespace: &str, what: &str) {
-        eventually(&format!("{what} is gone"), || {
-            let found = self.plane.kubectl(&["get", "-n", namespace, "--ignore-not-found", what]);
+    fn wait_until_deleted(&self, namespace: &str, resource: &str) {
+        eventually(&format!("{resource} is gone"), || {
+            let found = self.plane.kubectl(&["get", "-n", namespace, "--ignore-not-found", resource]);
             let found = found.map_err(|error| error.to_string())?;
             if found.is_empty() { Ok(()) } else { Err(found) }
         });
     }
 
-    /// Clients hold more connections to the probes than the server allows, each after having sent `part`.
-    fn probes_answer_beside(&self, part: &str) {
+    /// Probes are answered while clients hold more connections than the server allows, each after having sent `part`.
+    fn check_probes_beside_open_connections(&self, part: &str) {
         let connections = (0..600).map(|_| TcpStream::connect(("127.0.0.1", self.port)).unwrap());
         let held: Vec<TcpStream> =
             connections.inspect(|mut stream| stream.write_all(part.as_bytes()).unwrap()).collect();
-        self.get("/healthz").and_then(|()| self.get("/readyz")).unwrap();
+        self.probe("/healthz").and_then(|()| self.probe("/readyz")).unwrap();
         drop(held);
     }
 
@@ -226,8 +226,8 @@ impl World {
         events.filter(|event: &Value| event["user"]["username"] == account).collect()
     }
 
-    /// No request of the operator was answered with 403.
-    fn nothing_was_forbidden(&self) -> Vec<Value> {
+    /// Fails if a request of the operator was answered with 403.
+    fn assert_nothing_forbidden(&self) -> Vec<Value> {
         let requests = self.requests();
         let refused: Vec<String> = requests
             .iter()
@@ -238,9 +238,9 @@ impl World {
         requests
     }
 
-    /// Nothing was forbidden, and this is not because nothing was asked.
-    fn nothing_was_refused(&self) -> Vec<Value> {
-        let requests = self.nothing_was_forbidden();
+    /// No request was forbidden, and the expected ones were made.
+    fn assert_all_requests_allowed(&self) -> Vec<Value> {
+        let requests = self.assert_nothing_forbidden();
         for (verb, resource, subresource) in [
             ("watch", "deployments", None),
             ("get", "secrets", None),
@@ -249,53 +249,53 @@ impl World {
             ("create", "events", None),
             ("create", "leases", None),
         ] {
-            let seen = requests.iter().any(|event| {
+            let was_made = requests.iter().any(|event| {
                 event["verb"] == verb
                     && event["objectRef"]["resource"] == resource
                     && event["objectRef"]["subresource"].as_str() == subresource
             });
-            assert!(seen, "no {verb} of {resource} {subresource:?}");
+            assert!(was_made, "no {verb} of {resource} {subresource:?}");
         }
         requests
     }
 }
 
 #[test]
-fn the_default_install_collects_the_samples_and_asks_for_nothing_forbidden() {
-    let mut world = World::new("kollect-system");
-    world.install_kinds("config/default");
+fn the_default_install_collects_the_samples_without_a_forbidden_request() {
+    let mut test = InstallTest::new("kollect-system");
+    test.install_kinds("config/default");
     let testdata = root().join("crates/kollect/testdata/catalogue");
     for file in ["kinds.yaml", "objects.yaml"] {
-        let text = fs::read_to_string(testdata.join(file)).unwrap();
-        eventually(file, || world.plane.apply(&text).map(drop).map_err(|error| error.to_string()));
+        let manifest = fs::read_to_string(testdata.join(file)).unwrap();
+        eventually(file, || test.plane.apply(&manifest).map(drop).map_err(|error| error.to_string()));
     }
-    world.install("config/samples");
-    world.secret();
-    // Of the Go implementation; the operator only removes it.
+    test.install("config/samples");
+    test.apply_secret();
+    // A finalizer of the Go implementation; the operator only removes it.
     let finalizer = r#"{"metadata":{"finalizers":["kollect.dev/target-cleanup"]}}"#;
     let patch = ["patch", "-n", "team-a", "kollecttarget/ingresses", "--type=merge", "-p", finalizer];
-    world.plane.kubectl(&patch).unwrap();
+    test.plane.kubectl(&patch).unwrap();
     let ttl = r#"{"spec":{"ttlSecondsAfterFinished":1}}"#;
     let patch = ["patch", "-n", "team-a", "kollectconnectiontest/portal", "--type=merge", "-p", ttl];
-    world.plane.kubectl(&patch).unwrap();
+    test.plane.kubectl(&patch).unwrap();
     // Helm keeps releases in Secrets, and listing them is not part of the default.
     for verb in ["list", "watch"] {
-        world.may_not(&[verb, "secrets", "-A"]);
-        world.may_not(&[verb, "secrets", "-n", "team-a-shop"]);
+        test.assert_not_allowed(&[verb, "secrets", "-A"]);
+        test.assert_not_allowed(&[verb, "secrets", "-n", "team-a-shop"]);
     }
-    world.bind_in("team-a-shop", "helm_collector_role.yaml", "kollect-helm-collector");
-    world.may(&["list", "secrets", "-n", "team-a-shop"]);
-    world.may(&["list", "certificates.cert-manager.io", "-A"]);
-    world.may(&["list", "kollecttargets.kollect.dev", "-A"]);
-    world.may(&["create", "leases.coordination.k8s.io", "-n", "kollect-system"]);
-    // ⚠26: what is collected is read, and nothing of it is written.
+    test.bind_in("team-a-shop", "helm_collector_role.yaml", "kollect-helm-collector");
+    test.wait_until_allowed(&["list", "secrets", "-n", "team-a-shop"]);
+    test.wait_until_allowed(&["list", "certificates.cert-manager.io", "-A"]);
+    test.wait_until_allowed(&["list", "kollecttargets.kollect.dev", "-A"]);
+    test.wait_until_allowed(&["create", "leases.coordination.k8s.io", "-n", "kollect-system"]);
+    // Collected kinds are read, and never written.
     for verb in ["create", "update", "patch", "delete"] {
         for resource in ["deployments.apps", "services", "secrets", "namespaces"] {
-            world.may_not(&[verb, resource, "-A"]);
+            test.assert_not_allowed(&[verb, resource, "-A"]);
         }
     }
 
-    world.start();
+    test.start();
     let sql = "SELECT target_name || ' ' || count(*) FROM inventory WHERE inventory_name = 'team-a' \
                GROUP BY target_name ORDER BY target_name";
     let others = [
@@ -305,49 +305,49 @@ fn the_default_install_collects_the_samples_and_asks_for_nothing_forbidden() {
         "flux-helmreleases 2",
         "helm-releases 1",
     ];
-    world.holds(sql, &[&others[..], &["ingresses 1", "services 2", "workloads 2"]].concat());
-    eventually("the probes answer", || world.get("/healthz").and_then(|()| world.get("/readyz")));
+    test.wait_for_rows(sql, &[&others[..], &["ingresses 1", "services 2", "workloads 2"]].concat());
+    eventually("the probes answer", || test.probe("/healthz").and_then(|()| test.probe("/readyz")));
     for part in ["", "GET /healthz HTTP/1.1\r\nHost:"] {
-        world.probes_answer_beside(part);
+        test.check_probes_beside_open_connections(part);
     }
-    // Installing again takes no right away: the sum of the collectors' roles is not part of the manifest.
+    // Installing again revokes no right: the aggregated rules of the collectors are not part of the manifest.
     let rules = ["get", "clusterrole", "kollect-collector", "-o", "jsonpath={.rules[*].resources[*]}"];
-    let before = world.plane.kubectl(&rules).unwrap();
-    world.install("config/default");
-    assert_eq!(world.plane.kubectl(&rules).unwrap(), before);
+    let before = test.plane.kubectl(&rules).unwrap();
+    test.install("config/default");
+    assert_eq!(test.plane.kubectl(&rules).unwrap(), before);
     assert!(before.contains("deployments"), "{before}");
-    world.vanishes("team-a", "kollectconnectiontest/portal");
-    world.plane.kubectl(&["delete", "-n", "team-a", "kollecttarget/ingresses", "--wait=false"]).unwrap();
-    world.vanishes("team-a", "kollecttarget/ingresses");
-    world.holds(sql, &[&others[..], &["services 2", "workloads 2"]].concat());
-    world.nothing_was_refused();
+    test.wait_until_deleted("team-a", "kollectconnectiontest/portal");
+    test.plane.kubectl(&["delete", "-n", "team-a", "kollecttarget/ingresses", "--wait=false"]).unwrap();
+    test.wait_until_deleted("team-a", "kollecttarget/ingresses");
+    test.wait_for_rows(sql, &[&others[..], &["services 2", "workloads 2"]].concat());
+    test.assert_all_requests_allowed();
 }
 
 #[test]
 fn the_tenant_install_needs_a_role_in_its_namespace_only() {
-    let mut world = World::new("team-a");
-    world.install_kinds("config/crd");
-    world.plane.kubectl(&["create", "namespace", "team-a"]).unwrap();
-    world.install("config/tenant");
+    let mut test = InstallTest::new("team-a");
+    test.install_kinds("config/crd");
+    test.plane.kubectl(&["create", "namespace", "team-a"]).unwrap();
+    test.install("config/tenant");
     let samples = root().join("config/samples");
     for file in ["kollectprofile", "kollectdatabasesink", "kollectinventory"] {
         let file = samples.join(format!("kollect_v1alpha1_{file}.yaml"));
-        world.plane.kubectl(&["apply", "-f", file.to_str().unwrap()]).unwrap();
+        test.plane.kubectl(&["apply", "-f", file.to_str().unwrap()]).unwrap();
     }
     // The other sinks of the sample do not exist here, and its deletion would wait for them.
     let only = r#"{"spec":{"snapshotSinkRefs":[],"eventSinkRefs":[]}}"#;
     let patch = ["patch", "-n", "team-a", "kollectinventory/team-a", "--type=merge", "-p", only];
-    world.plane.kubectl(&patch).unwrap();
-    world.secret();
-    let target = |name: &str, spec: Value| {
+    test.plane.kubectl(&patch).unwrap();
+    test.apply_secret();
+    let apply_target = |name: &str, spec: Value| {
         let metadata = json!({ "name": name, "namespace": "team-a", "labels": { "tier": "workloads" } });
         let object = json!({ "apiVersion": "kollect.dev/v1alpha1", "kind": "KollectTarget", "metadata": metadata, "spec": spec });
-        world.plane.apply(&object.to_string()).unwrap();
+        test.plane.apply(&object.to_string()).unwrap();
     };
-    target("named", json!({ "profileRef": "deployments", "includedNamespaces": ["team-a"] }));
-    target("all", json!({ "profileRef": "deployments" }));
+    apply_target("named", json!({ "profileRef": "deployments", "includedNamespaces": ["team-a"] }));
+    apply_target("all", json!({ "profileRef": "deployments" }));
     let labels = json!({ "matchLabels": { "kollect.dev/tenant": "team-a" } });
-    target("selected", json!({ "profileRef": "deployments", "namespaceSelector": labels }));
+    apply_target("selected", json!({ "profileRef": "deployments", "namespaceSelector": labels }));
     let deployment = |namespace: &str| {
         let labels = json!({ "app": "cart" });
         json!({
@@ -358,89 +358,97 @@ fn the_tenant_install_needs_a_role_in_its_namespace_only() {
     };
     // The operator does not watch namespace default.
     for namespace in ["team-a", "default"] {
-        world.plane.apply(&deployment(namespace).to_string()).unwrap();
+        test.plane.apply(&deployment(namespace).to_string()).unwrap();
     }
-    world.may(&["list", "deployments.apps", "-n", "team-a"]);
-    world.may(&["list", "kollecttargets.kollect.dev", "-n", "team-a"]);
+    test.wait_until_allowed(&["list", "deployments.apps", "-n", "team-a"]);
+    test.wait_until_allowed(&["list", "kollecttargets.kollect.dev", "-n", "team-a"]);
 
-    world.start();
+    test.start();
     let sql = "SELECT target_name || ' ' || namespace || '/' || name FROM inventory ORDER BY 1";
     // The operator itself is a Deployment of the namespace.
-    world.holds(sql, &["all team-a/cart", "all team-a/kollect", "named team-a/cart", "named team-a/kollect"]);
-    eventually("the probes answer", || world.get("/healthz").and_then(|()| world.get("/readyz")));
-    // Without the labels of namespaces a selector decides nothing, and that is no success.
+    test.wait_for_rows(
+        sql,
+        &["all team-a/cart", "all team-a/kollect", "named team-a/cart", "named team-a/kollect"],
+    );
+    eventually("the probes answer", || test.probe("/healthz").and_then(|()| test.probe("/readyz")));
+    // Without the labels of namespaces a selector selects nothing, and that is reported as a failure.
     let degraded = "jsonpath={.status.conditions[?(@.type=='Degraded')].reason}";
     let get = ["get", "kollecttarget/selected", "-n", "team-a", "-o", degraded];
-    eventually("the selector is told to be undecided", || match world.plane.kubectl(&get) {
+    eventually("the selector is reported", || match test.plane.kubectl(&get) {
         Ok(reason) if reason == "ScopeForbidden" => Ok(()),
         other => Err(format!("{other:?}")),
     });
     // The id of the operator is that of its own namespace.
     let uid = ["get", "configmap", "kollect-identity", "-n", "team-a", "-o", "jsonpath={.metadata.uid}"];
-    let uid = world.plane.kubectl(&uid).unwrap();
-    world.holds("SELECT DISTINCT owner FROM kollect_bindings", &[&uid]);
-    world.plane.kubectl(&["delete", "-n", "team-a", "kollectinventory/team-a", "--wait=false"]).unwrap();
-    world.vanishes("team-a", "kollectinventory/team-a");
-    world.holds(sql, &[]);
+    let uid = test.plane.kubectl(&uid).unwrap();
+    test.wait_for_rows("SELECT DISTINCT owner FROM kollect_bindings", &[&uid]);
+    test.plane.kubectl(&["delete", "-n", "team-a", "kollectinventory/team-a", "--wait=false"]).unwrap();
+    test.wait_until_deleted("team-a", "kollectinventory/team-a");
+    test.wait_for_rows(sql, &[]);
 
-    for event in world.nothing_was_refused() {
+    for event in test.assert_all_requests_allowed() {
         let object = &event["objectRef"];
-        let inside = object["namespace"] == "team-a";
-        let discovery = object.is_null() || object["resource"] == "selfsubjectaccessreviews";
-        assert!(inside || discovery, "outside of the namespace: {} {}", event["verb"], event["requestURI"]);
+        let is_inside = object["namespace"] == "team-a";
+        let is_discovery = object.is_null() || object["resource"] == "selfsubjectaccessreviews";
+        assert!(
+            is_inside || is_discovery,
+            "outside of the namespace: {} {}",
+            event["verb"],
+            event["requestURI"]
+        );
     }
 }
 
 #[test]
-fn w24_a_rotated_password_is_read_after_the_first_refusal_without_watching_secrets() {
-    let mut world = World::new("kollect-system");
-    world.install_kinds("config/default");
-    world.plane.kubectl(&["create", "namespace", "team-a"]).unwrap();
-    world.postgres.psql("CREATE ROLE with_password").unwrap();
-    world.postgres.psql("CREATE ROLE portal LOGIN PASSWORD 'first' IN ROLE with_password").unwrap();
-    world.postgres.psql("GRANT CREATE ON SCHEMA public TO portal").unwrap();
-    let object = |world: &World, kind: &str, name: &str, spec: Value| {
+fn a_rotated_password_is_read_after_the_first_refusal_without_watching_secrets() {
+    let mut test = InstallTest::new("kollect-system");
+    test.install_kinds("config/default");
+    test.plane.kubectl(&["create", "namespace", "team-a"]).unwrap();
+    test.postgres.psql("CREATE ROLE with_password").unwrap();
+    test.postgres.psql("CREATE ROLE portal LOGIN PASSWORD 'first' IN ROLE with_password").unwrap();
+    test.postgres.psql("GRANT CREATE ON SCHEMA public TO portal").unwrap();
+    let apply_object = |test: &InstallTest, kind: &str, name: &str, spec: Value| {
         let metadata = json!({ "name": name, "namespace": "team-a" });
         let object =
             json!({ "apiVersion": "kollect.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec });
-        world.plane.apply(&object.to_string()).unwrap();
+        test.plane.apply(&object.to_string()).unwrap();
     };
-    let secret = |world: &World, password: &str| {
-        let dsn = format!("postgres://portal:{password}@127.0.0.1:{}/postgres", world.postgres.port());
+    let apply_secret = |test: &InstallTest, password: &str| {
+        let dsn = format!("postgres://portal:{password}@127.0.0.1:{}/postgres", test.postgres.port());
         let metadata = json!({ "name": "portal", "namespace": "team-a" });
         let secret = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": { "dsn": dsn } });
-        world.plane.apply(&secret.to_string()).unwrap();
+        test.plane.apply(&secret.to_string()).unwrap();
     };
-    let service = |world: &World, name: &str| {
+    let apply_service = |test: &InstallTest, name: &str| {
         let metadata = json!({ "name": name, "namespace": "team-a" });
         let service = json!({ "apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": { "ports": [{ "port": 80 }] } });
-        world.plane.apply(&service.to_string()).unwrap();
+        test.plane.apply(&service.to_string()).unwrap();
     };
     let attributes = json!([{ "name": "type", "path": "$.spec.type" }]);
     let gvk = json!({ "version": "v1", "kind": "Service" });
-    object(&world, "KollectProfile", "services", json!({ "targetGVK": gvk, "attributes": attributes }));
-    object(&world, "KollectTarget", "services", json!({ "profileRef": "services" }));
+    apply_object(&test, "KollectProfile", "services", json!({ "targetGVK": gvk, "attributes": attributes }));
+    apply_object(&test, "KollectTarget", "services", json!({ "profileRef": "services" }));
     let database = json!({ "databaseRef": { "name": "portal" }, "table": "rotated" });
-    object(&world, "KollectDatabaseSink", "portal", json!({ "type": "postgres", "postgres": database }));
-    object(&world, "KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"] }));
-    secret(&world, "first");
-    service(&world, "a");
-    world.may(&["list", "services", "-A"]);
-    world.may(&["get", "secrets", "-n", "team-a"]);
-    world.may(&["create", "leases.coordination.k8s.io", "-n", "kollect-system"]);
-    world.start();
+    apply_object(&test, "KollectDatabaseSink", "portal", json!({ "type": "postgres", "postgres": database }));
+    apply_object(&test, "KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"] }));
+    apply_secret(&test, "first");
+    apply_service(&test, "a");
+    test.wait_until_allowed(&["list", "services", "-A"]);
+    test.wait_until_allowed(&["get", "secrets", "-n", "team-a"]);
+    test.wait_until_allowed(&["create", "leases.coordination.k8s.io", "-n", "kollect-system"]);
+    test.start();
     let sql = "SELECT name FROM rotated ORDER BY name";
-    world.holds(sql, &["a"]);
+    test.wait_for_rows(sql, &["a"]);
 
     // The operator gets no event for the changed Secret. Then the old password stops working.
-    secret(&world, "second");
-    world.postgres.psql("ALTER ROLE portal PASSWORD 'second'").unwrap();
-    let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'portal'";
-    world.postgres.psql(end).unwrap();
-    service(&world, "b");
-    world.holds(sql, &["a", "b"]);
+    apply_secret(&test, "second");
+    test.postgres.psql("ALTER ROLE portal PASSWORD 'second'").unwrap();
+    let end_sessions = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'portal'";
+    test.postgres.psql(end_sessions).unwrap();
+    apply_service(&test, "b");
+    test.wait_for_rows(sql, &["a", "b"]);
 
-    let requests = world.requests();
+    let requests = test.requests();
     let of_secrets = requests.iter().filter(|event| event["objectRef"]["resource"] == "secrets");
     let verbs: Vec<&str> = of_secrets.map(|event| event["verb"].as_str().unwrap()).collect();
     assert!(!verbs.is_empty() && verbs.iter().all(|verb| *verb == "get"), "{verbs:?}");

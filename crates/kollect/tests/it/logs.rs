@@ -1,7 +1,7 @@
 //! Lines of the JSON log: one object each, and no key twice.
 //!
-//! Most readers of JSON keep one of two values of a key and do not say so. Logs of all operators that tests
-//! run are checked here, and so are the fields in the source, also of lines that no test provokes.
+//! Most JSON parsers silently keep one of two values of a key. Logs of all operators that tests run are checked here,
+//! and so are the fields in the source, also of lines that no test causes.
 
 use std::{
     collections::BTreeSet,
@@ -17,15 +17,15 @@ use serde::{
 use crate::program::root;
 
 /// JSON whose objects have no key twice.
-struct Unambiguous;
+struct UniqueKeys;
 
-impl<'de> Deserialize<'de> for Unambiguous {
+impl<'de> Deserialize<'de> for UniqueKeys {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(Self)
     }
 }
 
-impl<'de> Visitor<'de> for Unambiguous {
+impl<'de> Visitor<'de> for UniqueKeys {
     type Value = Self;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -76,34 +76,34 @@ impl<'de> Visitor<'de> for Unambiguous {
 #[track_caller]
 pub(crate) fn check_lines(log: &str) {
     for line in log.split_inclusive('\n').filter(|line| line.starts_with('{') && line.ends_with('\n')) {
-        let error = serde_json::from_str::<Unambiguous>(line).err().map(|error| error.to_string());
+        let error = serde_json::from_str::<UniqueKeys>(line).err().map(|error| error.to_string());
         assert_eq!(error, None, "{line}");
     }
 }
 
 /// Keys of every line, and of every span in a line.
-const TAKEN: [&str; 7] = ["timestamp", "level", "target", "message", "span", "spans", "name"];
-/// Objects have a name, and only spans cannot have a field for it.
-const TAKEN_IN_SPANS_ONLY: &str = "name";
+const RESERVED_KEYS: [&str; 7] = ["timestamp", "level", "target", "message", "span", "spans", "name"];
+/// Events may have a field with this name, spans may not.
+const RESERVED_IN_SPANS_ONLY: &str = "name";
 const MACROS: [&str; 7] = ["trace!(", "debug!(", "info!(", "warn!(", "error!(", "event!(", "span!("];
 
 /// The fields of an event, which come before its text, or those of a span, which come after its name.
 fn fields(arguments: &str, is_span: bool) -> Vec<String> {
-    let (mut fields, mut field, mut depth, mut text, mut escaped) =
+    let (mut fields, mut field, mut depth, mut in_string, mut escaped) =
         (Vec::new(), String::new(), 0, false, false);
-    for c in arguments.chars() {
-        if text {
-            (text, escaped) = (c != '"' || escaped, c == '\\' && !escaped);
+    for letter in arguments.chars() {
+        if in_string {
+            (in_string, escaped) = (letter != '"' || escaped, letter == '\\' && !escaped);
             continue;
         }
-        match c {
+        match letter {
             '"' if field.trim().is_empty() && !is_span => return fields,
-            '"' => text = true,
+            '"' => in_string = true,
             ',' if depth == 0 => fields.push(std::mem::take(&mut field)),
             ')' if depth == 0 => break,
             _ => {
-                depth += i32::from("([{".contains(c)) - i32::from(")]}".contains(c));
-                field.push(c);
+                depth += i32::from("([{".contains(letter)) - i32::from(")]}".contains(letter));
+                field.push(letter);
             }
         }
     }
@@ -114,16 +114,16 @@ fn fields(arguments: &str, is_span: bool) -> Vec<String> {
 /// The name of a field; nothing for other arguments.
 fn name(field: &str) -> Option<String> {
     let name = field.split('=').next().unwrap_or_default().trim().trim_start_matches(['%', '?']);
-    let is_name = |c: char| c.is_alphanumeric() || "_.".contains(c);
-    (!name.is_empty() && name.chars().all(is_name)).then(|| name.to_owned())
+    let is_in_name = |letter: char| letter.is_alphanumeric() || "_.".contains(letter);
+    (!name.is_empty() && name.chars().all(is_in_name)).then(|| name.to_owned())
 }
 
 /// What is wrong with the fields of the events and spans of a source file.
 fn wrong_fields(source: &str) -> Vec<String> {
     let mut wrong = Vec::new();
     for start in MACROS {
-        for (at, _) in source.match_indices(start) {
-            let (before, rest) = source.split_at(at);
+        for (position, _) in source.match_indices(start) {
+            let (before, rest) = source.split_at(position);
             let before = before.chars().next_back().unwrap_or(' ');
             let is_span = start == "span!(";
             if !is_span && (before.is_alphanumeric() || before == '_') {
@@ -133,9 +133,10 @@ fn wrong_fields(source: &str) -> Vec<String> {
                 .iter()
                 .filter_map(|field| name(field))
                 .collect();
-            let taken = |name: &str| TAKEN.contains(&name) && (is_span || name != TAKEN_IN_SPANS_ONLY);
+            let is_reserved =
+                |name: &str| RESERVED_KEYS.contains(&name) && (is_span || name != RESERVED_IN_SPANS_ONLY);
             let mut seen = BTreeSet::new();
-            let bad = names.iter().filter(|name| taken(name) || !seen.insert((*name).clone()));
+            let bad = names.iter().filter(|name| is_reserved(name) || !seen.insert((*name).clone()));
             wrong.extend(bad.map(|name| format!("{start} has a field {name}")));
         }
     }
@@ -169,7 +170,7 @@ fn no_field_of_an_event_or_span_has_the_name_of_another_key() {
 }
 
 #[test]
-fn such_fields_are_found() {
+fn fields_with_the_name_of_another_key_are_found() {
     let source = r#"
         info!(kind, namespace, name, error = %told(&a, "x, message = 1"), "message = {}", message);
         warn!(binding = %name, message, "cannot write");

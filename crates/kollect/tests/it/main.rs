@@ -3,13 +3,13 @@
 #![expect(clippy::disallowed_methods, reason = "tests start tasks and threads and dial servers as they like")]
 
 mod admission;
+mod bad_input;
 mod catalogue;
 mod collect;
 mod crds;
 mod documentation;
 mod exposition;
 mod files;
-mod input;
 mod install;
 mod logs;
 mod manifests;

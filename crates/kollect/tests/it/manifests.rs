@@ -1,5 +1,5 @@
 //! The parts of config/ fit together on a real API server: ports, Services, webhooks, network policies and
-//! the room for files. Whether the operator works with them is in `install`.
+//! the size of volumes. Whether the operator works with them is tested in `install`.
 
 use std::{fs, path::Path};
 
@@ -15,7 +15,7 @@ fn kustomize(plane: &ControlPlane, directory: &Path) -> Vec<Value> {
 }
 
 /// The objects of a directory, as the API server stores them. Asks it without storing them.
-fn applied(plane: &ControlPlane, directory: &str) -> Vec<Value> {
+fn dry_run(plane: &ControlPlane, directory: &str) -> Vec<Value> {
     let directory = root().join(directory);
     let apply =
         ["apply", "--server-side", "--dry-run=server", "-o", "json", "-k", directory.to_str().unwrap()];
@@ -79,11 +79,11 @@ fn check_ports(objects: &[Value]) {
     }
     let served = flags.iter().filter(|flag| flag.contains("-bind-address="));
     assert_eq!(served.count(), ports.len(), "{flags:?}");
-    let as_a_kubelet_would = flags.iter().map(|flag| flag.replace("$(POD_NAMESPACE)", "kollect-system"));
-    kollect(as_a_kubelet_would.chain(["--help".into()])).ok();
+    let expanded = flags.iter().map(|flag| flag.replace("$(POD_NAMESPACE)", "kollect-system"));
+    kollect(expanded.chain(["--help".into()])).ok();
 }
 
-/// The Pod is reached at its ports and nowhere else; where it connects to is open.
+/// The Pod accepts connections at its ports only, and may connect to any address.
 fn check_network_policy(objects: &[Value]) {
     let policies = of_kind(objects, "NetworkPolicy");
     assert_eq!(policies.len(), 1, "{policies:?}");
@@ -106,28 +106,28 @@ fn mebibytes(quantity: &Value) -> u64 {
     }
 }
 
-/// The Pod's files are bounded, and the node has room for them.
-fn check_scratch(objects: &[Value]) {
+/// The size of the Pod's files is limited, and the limits of the container allow it.
+fn check_volume_sizes(objects: &[Value]) {
     let volumes = items(&pod(objects)["spec"]["volumes"]).iter();
     let limits: Vec<u64> = volumes
         .filter_map(|volume| volume.get("emptyDir"))
-        .map(|scratch| mebibytes(&scratch["sizeLimit"]))
+        .map(|volume| mebibytes(&volume["sizeLimit"]))
         .collect();
     let resources = &container(objects)["resources"];
-    let room = |of: &str| mebibytes(&resources[of]["ephemeral-storage"]);
+    let storage = |kind: &str| mebibytes(&resources[kind]["ephemeral-storage"]);
     let files: u64 = limits.iter().sum();
     assert!(files > 0);
     assert!(
-        room("limits") > files,
+        storage("limits") > files,
         "logs need room as well, or the Pod is evicted before the volume is full"
     );
-    assert!((1..=room("limits")).contains(&room("requests")));
+    assert!((1..=storage("limits")).contains(&storage("requests")));
 }
 
-fn check(objects: &[Value]) {
+fn check_all(objects: &[Value]) {
     check_ports(objects);
     check_network_policy(objects);
-    check_scratch(objects);
+    check_volume_sizes(objects);
 }
 
 #[test]
@@ -136,13 +136,13 @@ fn ports_policies_and_volumes_of_the_manifests_fit_together() {
     for namespace in ["kollect-system", "team-a"] {
         plane.kubectl(&["create", "namespace", namespace]).unwrap();
     }
-    let default = applied(&plane, "config/default");
-    check(&default);
+    let default = dry_run(&plane, "config/default");
+    check_all(&default);
     assert!(of_kind(&default, "ValidatingWebhookConfiguration").is_empty());
-    check(&applied(&plane, "config/tenant"));
+    check_all(&dry_run(&plane, "config/tenant"));
 
-    let webhook = applied(&plane, "config/webhook");
-    check(&webhook);
+    let webhook = dry_run(&plane, "config/webhook");
+    check_all(&webhook);
     let configuration =
         named(&webhook, "ValidatingWebhookConfiguration", "kollect-validating-webhook-configuration");
     for hook in items(&configuration["webhooks"]) {
@@ -173,9 +173,13 @@ fn the_authority_of_a_certificate_reaches_every_webhook() {
     let directory = copy.path().join("webhook");
     let authority = plane.ca_pem();
     fs::write(directory.join("own-certificate/ca.crt"), authority).unwrap();
-    let own = kustomize(&plane, &directory);
-    assert_eq!(of_kind(&own, "Secret"), of_kind(&shipped, "Secret"), "the file is for the webhooks only");
-    plane.apply(&of_kind(&own, "ValidatingWebhookConfiguration")[0].to_string()).unwrap();
+    let with_authority = kustomize(&plane, &directory);
+    assert_eq!(
+        of_kind(&with_authority, "Secret"),
+        of_kind(&shipped, "Secret"),
+        "the file is for the webhooks only"
+    );
+    plane.apply(&of_kind(&with_authority, "ValidatingWebhookConfiguration")[0].to_string()).unwrap();
     let get =
         ["get", "validatingwebhookconfiguration", "kollect-validating-webhook-configuration", "-o", "json"];
     let stored: Value = serde_json::from_str(&plane.kubectl(&get).unwrap()).unwrap();

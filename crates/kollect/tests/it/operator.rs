@@ -1,29 +1,29 @@
 //! `kollect operator` beside a real control plane, with real sinks. Each test has a namespace of its own
-//! and an operator that looks at nothing else.
+//! and an operator that watches no other one.
 
+mod acknowledged_status;
 mod alerts;
-mod behind;
+mod changes_while_stopped;
+mod cleanup;
+mod condition_reasons;
 mod crashes;
 mod discovery;
 mod faults;
 mod finalizers;
 mod git;
-mod leaving;
 mod logs;
 mod metrics;
 mod namespaces;
 mod network;
+mod outdated_api_server;
 mod preview;
 mod reach;
 mod readers;
-mod reasons;
 mod recovery;
-mod removals;
+mod removal_guard;
 mod secrets;
-mod selected;
 mod stopping;
-mod truth;
-mod unseen;
+mod target_warnings;
 
 use std::{
     path::PathBuf,
@@ -32,7 +32,7 @@ use std::{
     time::Duration,
 };
 
-use kollect_testbed::{ControlPlane, Postgres, Proxy, Rule};
+use kollect_testbed::{ControlPlane, Grant, Postgres, Proxy};
 use serde_json::{Value, json};
 
 use crate::{
@@ -40,7 +40,7 @@ use crate::{
     program::{eventually, root},
 };
 
-/// The definitions of all kinds, once per control plane.
+/// The shared control plane, with the definitions of all kinds.
 fn plane() -> &'static ControlPlane {
     use std::sync::Once;
     static INSTALLED: Once = Once::new();
@@ -54,19 +54,19 @@ fn plane() -> &'static ControlPlane {
     plane
 }
 
-struct Operator {
+struct RunningOperator {
     child: Child,
     log: PathBuf,
 }
 
-impl Operator {
+impl RunningOperator {
     fn kill(&mut self) {
         self.child.kill().ok();
         self.child.wait().ok();
     }
 }
 
-impl Drop for Operator {
+impl Drop for RunningOperator {
     fn drop(&mut self) {
         self.kill();
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
@@ -79,22 +79,22 @@ impl Drop for Operator {
 }
 
 /// A namespace with an operator.
-struct World {
+struct OperatorTest {
     plane: &'static ControlPlane,
     postgres: &'static Postgres,
     namespace: String,
-    /// Where the operator looks; empty: everywhere.
+    /// Namespaces that the operator watches; empty: all.
     watched: String,
     /// Of the operator; else that of the control plane.
     kubeconfig: Option<PathBuf>,
     /// Of the operator, besides that of the test.
     environment: Vec<(String, String)>,
-    /// Ends before its log is gone.
-    operator: Option<Operator>,
+    /// Dropped before the directory of its log.
+    operator: Option<RunningOperator>,
     dir: tempfile::TempDir,
 }
 
-impl World {
+impl OperatorTest {
     fn new(name: &str) -> Self {
         Self::on(plane(), name)
     }
@@ -130,7 +130,7 @@ impl World {
             .stderr(file)
             .spawn()
             .unwrap();
-        self.operator = Some(Operator { child, log });
+        self.operator = Some(RunningOperator { child, log });
     }
 
     fn stop(&mut self) {
@@ -145,14 +145,14 @@ impl World {
         self.plane.apply(&object.to_string()).unwrap();
     }
 
-    fn map(&self, name: &str, value: &str) {
+    fn apply_config_map(&self, name: &str, value: &str) {
         self.apply(json!({
             "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name, "labels": { "app": "shop" } },
             "data": { "value": value },
         }));
     }
 
-    fn kollect(&self, kind: &str, name: &str, spec: Value) {
+    fn apply_kollect(&self, kind: &str, name: &str, spec: Value) {
         self.apply(json!({
             "apiVersion": "kollect.dev/v1alpha1", "kind": kind, "metadata": { "name": name }, "spec": spec,
         }));
@@ -164,10 +164,10 @@ impl World {
 
     /// Profile, target, sink with its Secret, inventory.
     fn install(&self) {
-        self.plane.apply(&self.everything().to_string()).unwrap();
+        self.plane.apply(&self.all_manifests().to_string()).unwrap();
     }
 
-    fn everything(&self) -> Value {
+    fn all_manifests(&self) -> Value {
         let object = |kind: &str, name: &str, spec: Value| {
             json!({
                 "apiVersion": "kollect.dev/v1alpha1", "kind": kind,
@@ -199,24 +199,24 @@ impl World {
         json!({ "type": "postgres", "postgres": { "databaseRef": { "name": "portal" }, "table": self.table() } })
     }
 
-    fn secret(&self, dsn: &str) {
+    fn apply_secret(&self, dsn: &str) {
         self.apply(json!({
             "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "portal" }, "stringData": { "dsn": dsn },
         }));
     }
 
-    fn get(&self, what: &str) -> Value {
-        let text = self.plane.kubectl(&["get", "-n", &self.namespace, what, "-o", "json"]).unwrap();
+    fn get(&self, resource: &str) -> Value {
+        let text = self.plane.kubectl(&["get", "-n", &self.namespace, resource, "-o", "json"]).unwrap();
         serde_json::from_str(&text).unwrap()
     }
 
-    fn delete(&self, what: &str) {
-        self.plane.kubectl(&["delete", "-n", &self.namespace, what, "--wait=false"]).unwrap();
+    fn delete(&self, resource: &str) {
+        self.plane.kubectl(&["delete", "-n", &self.namespace, resource, "--wait=false"]).unwrap();
     }
 
     /// `status reason` of a condition.
-    fn condition(&self, what: &str, type_: &str) -> String {
-        let object = self.get(what);
+    fn condition(&self, resource: &str, type_: &str) -> String {
+        let object = self.get(resource);
         let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
         let found = conditions.iter().find(|condition| condition["type"] == type_);
         found.map_or_else(String::new, |condition| {
@@ -224,11 +224,12 @@ impl World {
         })
     }
 
-    /// The message of a condition, once it is there.
-    fn message(&self, what: &str, type_: &str) -> String {
+    /// The message of a condition, as soon as the object has it.
+    fn condition_message(&self, resource: &str, type_: &str) -> String {
         let mut message = String::new();
-        eventually(&format!("{what} {type_}"), || {
-            let conditions = self.get(what)["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        eventually(&format!("{resource} {type_}"), || {
+            let conditions =
+                self.get(resource)["status"]["conditions"].as_array().cloned().unwrap_or_default();
             let found = conditions.iter().find(|condition| condition["type"] == type_);
             message = found.ok_or("not yet")?["message"].to_string();
             Ok(())
@@ -236,14 +237,14 @@ impl World {
         message
     }
 
-    fn becomes(&self, what: &str, type_: &str, expected: &str) {
-        eventually(&format!("{what} {type_} {expected}"), || {
-            let found = self.condition(what, type_);
+    fn wait_for_condition(&self, resource: &str, type_: &str, expected: &str) {
+        eventually(&format!("{resource} {type_} {expected}"), || {
+            let found = self.condition(resource, type_);
             (found == expected).then_some(()).ok_or(found)
         });
     }
 
-    /// All objects of ours but connection tests.
+    /// All objects of Kollect but connection tests.
     fn objects(&self) -> Vec<Value> {
         let kinds = "kollectprofiles,kollecttargets,kollectdatabasesinks,kollectinventories";
         self.get(kinds)["items"].as_array().cloned().unwrap_or_default()
@@ -270,7 +271,7 @@ impl World {
             .map_or_else(|_| vec!["no table".into()], |text| text.lines().map(Into::into).collect())
     }
 
-    fn holds(&self, expected: &[&str]) {
+    fn wait_for_rows(&self, expected: &[&str]) {
         eventually(&format!("{expected:?}"), || {
             let found = self.rows();
             (found == expected).then_some(()).ok_or(format!("{found:?}"))
@@ -279,97 +280,98 @@ impl World {
 }
 
 #[test]
-fn objects_reach_the_table_and_statuses_say_so() {
-    let mut world = World::new("whole");
-    world.map("a", "1");
-    world.install();
-    world.start(&[]);
-    world.holds(&["a=1"]);
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
-    world.becomes("kollectinventory/all", "Synced", "True Exported");
-    world.becomes("kollecttarget/maps", "Ready", "True Collecting");
-    world.becomes("kollectprofile/maps", "Ready", "True Compiled");
-    world.becomes("kollectdatabasesink/portal", "ConnectionVerified", "True ConnectionOK");
-    world.map("b", "2");
-    world.map("a", "3");
-    world.holds(&["a=3", "b=2"]);
+fn objects_become_rows_of_the_table_and_statuses_report_it() {
+    let mut test = OperatorTest::new("whole");
+    test.apply_config_map("a", "1");
+    test.install();
+    test.start(&[]);
+    test.wait_for_rows(&["a=1"]);
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+    test.wait_for_condition("kollectinventory/all", "Synced", "True Exported");
+    test.wait_for_condition("kollecttarget/maps", "Ready", "True Collecting");
+    test.wait_for_condition("kollectprofile/maps", "Ready", "True Compiled");
+    test.wait_for_condition("kollectdatabasesink/portal", "ConnectionVerified", "True ConnectionOK");
+    test.apply_config_map("b", "2");
+    test.apply_config_map("a", "3");
+    test.wait_for_rows(&["a=3", "b=2"]);
     eventually("counts", || {
-        let status = world.get("kollectinventory/all")["status"].clone();
+        let status = test.get("kollectinventory/all")["status"].clone();
         let counts = (&status["itemCount"], &status["sinkExports"][0]["rows"]);
         (counts == (&json!(2), &json!(2))).then_some(()).ok_or(status.to_string())
     });
 
     // A restart with nothing changed writes nothing; Ready does not flicker.
-    let stamp = format!("SELECT max(exported_at), max(xmin::text::bigint) FROM {}", world.table());
-    let before = world.postgres.psql(&stamp).unwrap();
-    let ready = world.get("kollectinventory/all")["status"]["conditions"].clone();
-    world.stop();
-    world.start(&[]);
-    world.map("c", "1");
-    world.holds(&["a=3", "b=2", "c=1"]);
+    let last_write = format!("SELECT max(exported_at), max(xmin::text::bigint) FROM {}", test.table());
+    let before = test.postgres.psql(&last_write).unwrap();
+    let before_restart = test.get("kollectinventory/all")["status"]["conditions"].clone();
+    test.stop();
+    test.start(&[]);
+    test.apply_config_map("c", "1");
+    test.wait_for_rows(&["a=3", "b=2", "c=1"]);
     let sql =
-        format!("SELECT max(exported_at), max(xmin::text::bigint) FROM {} WHERE name <> 'c'", world.table());
-    assert_eq!(world.postgres.psql(&sql).unwrap(), before);
-    let time = |conditions: &Value| {
+        format!("SELECT max(exported_at), max(xmin::text::bigint) FROM {} WHERE name <> 'c'", test.table());
+    assert_eq!(test.postgres.psql(&sql).unwrap(), before);
+    let ready_since = |conditions: &Value| {
         let all = conditions.as_array().unwrap();
-        all.iter().find(|c| c["type"] == "Ready").map(|c| c["lastTransitionTime"].clone())
+        let ready = all.iter().find(|condition| condition["type"] == "Ready");
+        ready.map(|condition| condition["lastTransitionTime"].clone())
     };
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
-    let again = world.get("kollectinventory/all")["status"]["conditions"].clone();
-    assert_eq!(time(&ready), time(&again));
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+    let after_restart = test.get("kollectinventory/all")["status"]["conditions"].clone();
+    assert_eq!(ready_since(&before_restart), ready_since(&after_restart));
 }
 
 #[test]
-fn w61_a_removed_reference_and_a_deleted_inventory_leave_nothing_behind() {
-    let mut world = World::new("cleaned");
-    world.map("a", "1");
-    world.install();
-    world.start(&[]);
-    world.holds(&["a=1"]);
-    world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": [] }));
-    world.holds(&[]);
-    world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"] }));
-    world.holds(&["a=1"]);
-    world.becomes("kollectinventory/all", "Synced", "True Exported");
+fn rows_of_a_removed_reference_and_of_a_deleted_inventory_are_removed() {
+    let mut test = OperatorTest::new("cleaned");
+    test.apply_config_map("a", "1");
+    test.install();
+    test.start(&[]);
+    test.wait_for_rows(&["a=1"]);
+    test.apply_kollect("KollectInventory", "all", json!({ "databaseSinkRefs": [] }));
+    test.wait_for_rows(&[]);
+    test.apply_kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"] }));
+    test.wait_for_rows(&["a=1"]);
+    test.wait_for_condition("kollectinventory/all", "Synced", "True Exported");
 
     // Deleted while no operator runs: cleaned at the next start.
-    world.operator.as_mut().unwrap().kill();
-    world.delete("kollectinventory/all");
-    assert_eq!(world.rows(), ["a=1"]);
-    world.start(&[]);
-    world.holds(&[]);
+    test.operator.as_mut().unwrap().kill();
+    test.delete("kollectinventory/all");
+    assert_eq!(test.rows(), ["a=1"]);
+    test.start(&[]);
+    test.wait_for_rows(&[]);
     eventually("the inventory is gone", || {
-        let gone = world.plane.kubectl(&["get", "-n", &world.namespace, "kollectinventory/all"]);
-        gone.is_err().then_some(()).ok_or("it is still there".into())
+        let found = test.plane.kubectl(&["get", "-n", &test.namespace, "kollectinventory/all"]);
+        found.is_err().then_some(()).ok_or("it is still there".into())
     });
     let bindings =
-        format!("SELECT count(*) FROM kollect_bindings WHERE inventory_table = '{}'", world.table());
-    assert_eq!(world.postgres.psql(&bindings).unwrap(), "0\n");
+        format!("SELECT count(*) FROM kollect_bindings WHERE inventory_table = '{}'", test.table());
+    assert_eq!(test.postgres.psql(&bindings).unwrap(), "0\n");
 }
 
 #[test]
-fn w24_w40_faults_show_with_their_reason_and_mending_them_is_enough() {
-    let mut world = World::new("mended");
-    world.map("a", "1");
-    world.kollect(
+fn problems_are_reported_with_their_reason_and_end_when_they_are_corrected() {
+    let mut test = OperatorTest::new("mended");
+    test.apply_config_map("a", "1");
+    test.apply_kollect(
         "KollectTarget",
         "maps",
         json!({
-            "profileRef": "maps", "includedNamespaces": [world.namespace],
+            "profileRef": "maps", "includedNamespaces": [test.namespace],
             "labelSelector": { "matchLabels": { "app": "shop" } },
         }),
     );
-    world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"] }));
-    world.start(&[]);
-    world.becomes("kollecttarget/maps", "Degraded", "True ProfileNotFound");
-    world.becomes("kollecttarget/maps", "Ready", "False ProfileNotFound");
-    world.becomes("kollectinventory/all", "Degraded", "True SinkNotFound");
-    world.kollect("KollectDatabaseSink", "portal", world.sink());
-    world.becomes("kollectinventory/all", "Degraded", "True SecretResolveFailed");
-    world.becomes("kollectdatabasesink/portal", "ConnectionVerified", "False SecretResolveFailed");
-    world.secret("postgres://nobody@127.0.0.1:1/x");
-    world.becomes("kollectdatabasesink/portal", "ConnectionVerified", "False ConnectionTestFailed");
-    world.kollect(
+    test.apply_kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"] }));
+    test.start(&[]);
+    test.wait_for_condition("kollecttarget/maps", "Degraded", "True ProfileNotFound");
+    test.wait_for_condition("kollecttarget/maps", "Ready", "False ProfileNotFound");
+    test.wait_for_condition("kollectinventory/all", "Degraded", "True SinkNotFound");
+    test.apply_kollect("KollectDatabaseSink", "portal", test.sink());
+    test.wait_for_condition("kollectinventory/all", "Degraded", "True SecretResolveFailed");
+    test.wait_for_condition("kollectdatabasesink/portal", "ConnectionVerified", "False SecretResolveFailed");
+    test.apply_secret("postgres://nobody@127.0.0.1:1/x");
+    test.wait_for_condition("kollectdatabasesink/portal", "ConnectionVerified", "False ConnectionTestFailed");
+    test.apply_kollect(
         "KollectProfile",
         "maps",
         json!({
@@ -377,115 +379,120 @@ fn w24_w40_faults_show_with_their_reason_and_mending_them_is_enough() {
             "attributes": [{ "name": "value", "path": "$.data.value" }],
         }),
     );
-    world.becomes("kollecttarget/maps", "Ready", "True Collecting");
-    world.becomes("kollectinventory/all", "Synced", "False Progressing");
-    // W24: the Secret is mended, and nothing is restarted.
-    world.secret(&world.postgres.dsn());
-    world.holds(&["a=1"]);
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
-    assert_eq!(world.condition("kollectinventory/all", "Degraded"), "");
-    world.becomes("kollectdatabasesink/portal", "ConnectionVerified", "True ConnectionOK");
+    test.wait_for_condition("kollecttarget/maps", "Ready", "True Collecting");
+    test.wait_for_condition("kollectinventory/all", "Synced", "False Progressing");
+    // The Secret is corrected, and nothing is restarted.
+    test.apply_secret(&test.postgres.dsn());
+    test.wait_for_rows(&["a=1"]);
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+    assert_eq!(test.condition("kollectinventory/all", "Degraded"), "");
+    test.wait_for_condition("kollectdatabasesink/portal", "ConnectionVerified", "True ConnectionOK");
 
-    // W40: a scope that denies the kind stops the collection, and the rows go.
-    world.kollect("KollectScope", "none", json!({ "allowedGVKs": [{ "version": "v1", "kind": "Pod" }] }));
-    world.becomes("kollecttarget/maps", "Degraded", "True ScopeGVKDenied");
-    world.holds(&[]);
-    world.delete("kollectscope/none");
-    world.holds(&["a=1"]);
+    // A scope that denies the kind stops the collection, and the rows are removed.
+    test.apply_kollect(
+        "KollectScope",
+        "none",
+        json!({ "allowedGVKs": [{ "version": "v1", "kind": "Pod" }] }),
+    );
+    test.wait_for_condition("kollecttarget/maps", "Degraded", "True ScopeGVKDenied");
+    test.wait_for_rows(&[]);
+    test.delete("kollectscope/none");
+    test.wait_for_rows(&["a=1"]);
 
-    // Suspended: rows stay, whatever happens to objects.
-    world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"], "suspend": true }));
-    world.becomes("kollectinventory/all", "Degraded", "True Suspended");
-    world.export_becomes(("kollectinventory/all", "database/portal"), "Synced", "False Suspended");
-    world.map("b", "2");
+    // Suspended: rows stay as they are when objects change.
+    test.apply_kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"], "suspend": true }));
+    test.wait_for_condition("kollectinventory/all", "Degraded", "True Suspended");
+    test.wait_for_sink_condition(("kollectinventory/all", "database/portal"), "Synced", "False Suspended");
+    test.apply_config_map("b", "2");
     eventually("the count", || {
-        let status = world.get("kollecttarget/maps")["status"]["collectedCount"].clone();
+        let status = test.get("kollecttarget/maps")["status"]["collectedCount"].clone();
         (status == json!(2)).then_some(()).ok_or(status.to_string())
     });
-    assert_eq!(world.rows(), ["a=1"]);
-    world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"] }));
-    world.holds(&["a=1", "b=2"]);
+    assert_eq!(test.rows(), ["a=1"]);
+    test.apply_kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"] }));
+    test.wait_for_rows(&["a=1", "b=2"]);
 }
 
 #[test]
 fn connection_tests_run_once_and_expire() {
-    let mut world = World::new("tested");
-    world.install();
-    world.kollect("KollectConnectionTest", "good", json!({ "sinkRef": { "databaseSinkRef": "portal" } }));
-    world.kollect(
+    let mut test = OperatorTest::new("tested");
+    test.install();
+    test.apply_kollect(
+        "KollectConnectionTest",
+        "good",
+        json!({ "sinkRef": { "databaseSinkRef": "portal" } }),
+    );
+    test.apply_kollect(
         "KollectConnectionTest",
         "none",
         json!({ "sinkRef": { "eventSinkRef": "x" }, "ttlSecondsAfterFinished": 1 }),
     );
-    world.start(&[]);
-    world.becomes("kollectconnectiontest/good", "Ready", "True ProbeSucceeded");
-    let status = world.get("kollectconnectiontest/good")["status"].clone();
+    test.start(&[]);
+    test.wait_for_condition("kollectconnectiontest/good", "Ready", "True ProbeSucceeded");
+    let status = test.get("kollectconnectiontest/good")["status"].clone();
     assert!(status["latencyMs"].is_i64() && status["completed"] == true, "{status}");
     eventually("the sink owns its test", || {
-        let owners = world.get("kollectconnectiontest/good")["metadata"]["ownerReferences"].clone();
+        let owners = test.get("kollectconnectiontest/good")["metadata"]["ownerReferences"].clone();
         (owners[0]["name"] == "portal").then_some(()).ok_or(owners.to_string())
     });
     // A probe on request, for a sink that is not probed otherwise.
-    let mut sink = world.sink();
+    let mut sink = test.sink();
     sink["connectionTest"] = json!(false);
-    world.kollect("KollectDatabaseSink", "portal", sink);
-    world.becomes("kollectdatabasesink/portal", "Ready", "True NotTested");
+    test.apply_kollect("KollectDatabaseSink", "portal", sink);
+    test.wait_for_condition("kollectdatabasesink/portal", "Ready", "True NotTested");
     let annotate = "kollect.dev/test-connection=true";
-    world
-        .plane
-        .kubectl(&["annotate", "-n", &world.namespace, "kollectdatabasesink/portal", annotate])
-        .unwrap();
+    test.plane.kubectl(&["annotate", "-n", &test.namespace, "kollectdatabasesink/portal", annotate]).unwrap();
     eventually("the annotation goes after the probe", || {
-        let annotations = world.get("kollectdatabasesink/portal")["metadata"]["annotations"].clone();
+        let annotations = test.get("kollectdatabasesink/portal")["metadata"]["annotations"].clone();
         annotations["kollect.dev/test-connection"].is_null().then_some(()).ok_or(annotations.to_string())
     });
     eventually("the test expires", || {
-        let gone = world.plane.kubectl(&["get", "-n", &world.namespace, "kollectconnectiontest/none"]);
-        gone.is_err().then_some(()).ok_or("it is still there".into())
+        let found = test.plane.kubectl(&["get", "-n", &test.namespace, "kollectconnectiontest/none"]);
+        found.is_err().then_some(()).ok_or("it is still there".into())
     });
 }
 
 #[test]
-fn w61_a_reference_that_was_removed_while_no_operator_ran_is_cleaned() {
-    let mut world = World::new("forgotten");
-    world.map("a", "1");
-    world.install();
-    world.start(&[]);
-    world.becomes("kollectinventory/all", "Synced", "True Exported");
-    world.operator.as_mut().unwrap().kill();
-    world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": [] }));
-    world.start(&[]);
-    world.holds(&[]);
+fn rows_of_a_reference_that_was_removed_while_no_operator_ran_are_removed() {
+    let mut test = OperatorTest::new("forgotten");
+    test.apply_config_map("a", "1");
+    test.install();
+    test.start(&[]);
+    test.wait_for_condition("kollectinventory/all", "Synced", "True Exported");
+    test.operator.as_mut().unwrap().kill();
+    test.apply_kollect("KollectInventory", "all", json!({ "databaseSinkRefs": [] }));
+    test.start(&[]);
+    test.wait_for_rows(&[]);
     eventually("the status forgets the sink", || {
-        let exports = world.get("kollectinventory/all")["status"]["sinkExports"].clone();
+        let exports = test.get("kollectinventory/all")["status"]["sinkExports"].clone();
         exports.as_array().is_none_or(Vec::is_empty).then_some(()).ok_or(exports.to_string())
     });
 }
 
 #[test]
-fn another_destination_is_filled_before_the_old_one_is_cleaned() {
-    let mut world = World::new("moving");
-    world.map("a", "1");
-    world.install();
-    world.start(&[]);
-    world.holds(&["a=1"]);
-    let old = world.table();
-    let mut sink = world.sink();
+fn a_new_destination_is_filled_before_the_old_one_is_cleaned() {
+    let mut test = OperatorTest::new("moving");
+    test.apply_config_map("a", "1");
+    test.install();
+    test.start(&[]);
+    test.wait_for_rows(&["a=1"]);
+    let old = test.table();
+    let mut sink = test.sink();
     sink["postgres"]["table"] = json!(format!("{old}_new"));
-    world.kollect("KollectDatabaseSink", "portal", sink);
+    test.apply_kollect("KollectDatabaseSink", "portal", sink);
     eventually("the new table is filled and the old one empty", || {
         let count =
-            |table: &str| world.postgres.psql(&format!("SELECT count(*) FROM {table}")).unwrap_or_default();
+            |table: &str| test.postgres.psql(&format!("SELECT count(*) FROM {table}")).unwrap_or_default();
         let counts = (count(&format!("{old}_new")), count(&old));
         (counts == ("1\n".into(), "0\n".into())).then_some(()).ok_or(format!("{counts:?}"))
     });
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
 }
 
 #[test]
 fn a_standby_takes_over_and_the_old_leader_stops_writing() {
-    let mut world = World::new("leading");
-    let namespace = world.namespace.clone();
+    let mut test = OperatorTest::new("leading");
+    let namespace = test.namespace.clone();
     let elect = [
         "--leader-elect",
         "--leader-election-namespace",
@@ -494,40 +501,42 @@ fn a_standby_takes_over_and_the_old_leader_stops_writing() {
         "--leader-elect-renew-deadline=2s",
         "--leader-elect-retry-period=500ms",
     ];
-    world.map("a", "1");
-    world.install();
-    world.start(&elect);
-    world.holds(&["a=1"]);
-    let mut first = world.operator.take().unwrap();
-    world.start(&elect);
-    // Frozen past its lease, then thawed: the standby has taken over and nothing is written twice.
-    let signal = |name: &str, operator: &Operator| {
+    test.apply_config_map("a", "1");
+    test.install();
+    test.start(&elect);
+    test.wait_for_rows(&["a=1"]);
+    let mut first = test.operator.take().unwrap();
+    test.start(&elect);
+    // Stopped until its lease has expired, then continued: the standby has taken over and nothing is written twice.
+    let signal = |name: &str, operator: &RunningOperator| {
         assert!(
             Command::new("kill").args([name, &operator.child.id().to_string()]).status().unwrap().success()
         );
     };
     signal("-STOP", &first);
-    let epoch = format!("SELECT epoch FROM kollect_bindings WHERE inventory_table = '{}'", world.table());
-    let before = world.postgres.psql(&epoch).unwrap();
+    let epoch = format!("SELECT epoch FROM kollect_bindings WHERE inventory_table = '{}'", test.table());
+    let before = test.postgres.psql(&epoch).unwrap();
     eventually("the standby leads", || {
-        let now = world.postgres.psql(&epoch).unwrap();
+        let now = test.postgres.psql(&epoch).unwrap();
         (now != before).then_some(()).ok_or(now)
     });
-    world.map("b", "2");
-    world.holds(&["a=1", "b=2"]);
+    test.apply_config_map("b", "2");
+    test.wait_for_rows(&["a=1", "b=2"]);
     signal("-CONT", &first);
-    world.map("c", "3");
-    world.holds(&["a=1", "b=2", "c=3"]);
+    test.apply_config_map("c", "3");
+    test.wait_for_rows(&["a=1", "b=2", "c=3"]);
     // The leader is killed; the other one leads again.
-    world.operator.as_mut().unwrap().kill();
-    world.map("d", "4");
-    world.holds(&["a=1", "b=2", "c=3", "d=4"]);
+    test.operator.as_mut().unwrap().kill();
+    test.apply_config_map("d", "4");
+    test.wait_for_rows(&["a=1", "b=2", "c=3", "d=4"]);
     first.kill();
 }
 
-impl World {
-    fn annotate(&self, what: &str, annotation: &str) {
-        self.plane.kubectl(&["annotate", "--overwrite", "-n", &self.namespace, what, annotation]).unwrap();
+impl OperatorTest {
+    fn annotate(&self, resource: &str, annotation: &str) {
+        self.plane
+            .kubectl(&["annotate", "--overwrite", "-n", &self.namespace, resource, annotation])
+            .unwrap();
     }
 
     /// The latest failure of the first sink.
@@ -539,83 +548,87 @@ impl World {
 
 #[test]
 fn two_clusters_with_one_name_do_not_share_a_table() {
-    let mut world = World::new("owned");
-    world.map("a", "1");
-    world.install();
-    world.start(&[]);
-    world.becomes("kollectinventory/all", "Synced", "True Exported");
-    world.stop();
-    // Another cluster's: another id, and rows that are not ours.
-    let table = world.table();
-    let give = format!("UPDATE kollect_bindings SET owner = 'another' WHERE inventory_table = '{table}'");
-    world.postgres.psql(&give).unwrap();
-    world.map("b", "2");
-    world.start(&[]);
-    world.becomes("kollectinventory/all", "Degraded", "True ExportTerminal");
-    world.export_becomes(("kollectinventory/all", "database/portal"), "Synced", "False ExportTerminal");
-    assert_eq!(world.rows(), ["a=1"]);
-    let message = world.last_error();
+    let mut test = OperatorTest::new("owned");
+    test.apply_config_map("a", "1");
+    test.install();
+    test.start(&[]);
+    test.wait_for_condition("kollectinventory/all", "Synced", "True Exported");
+    test.stop();
+    // The rows belong to another cluster, with another id.
+    let table = test.table();
+    let set_owner =
+        format!("UPDATE kollect_bindings SET owner = 'another' WHERE inventory_table = '{table}'");
+    test.postgres.psql(&set_owner).unwrap();
+    test.apply_config_map("b", "2");
+    test.start(&[]);
+    test.wait_for_condition("kollectinventory/all", "Degraded", "True ExportTerminal");
+    test.wait_for_sink_condition(
+        ("kollectinventory/all", "database/portal"),
+        "Synced",
+        "False ExportTerminal",
+    );
+    assert_eq!(test.rows(), ["a=1"]);
+    let message = test.last_error();
     assert!(message.contains("spec.cluster"), "{message}");
 
-    // A bare id, as older versions took it, shows the new form and does nothing else.
-    world.annotate("kollectinventory/all", "kollect.dev/take-over=another");
-    world.becomes("kollectinventory/all", "TakeOver", "False TakeOverInvalid");
-    let told = world.message("kollectinventory/all", "TakeOver");
-    assert!(told.contains("write database/portal=another"), "{told}");
+    // An id without a sink, as older versions accepted it, is answered with the new form and has no other effect.
+    test.annotate("kollectinventory/all", "kollect.dev/take-over=another");
+    test.wait_for_condition("kollectinventory/all", "TakeOver", "False TakeOverInvalid");
+    let hint = test.condition_message("kollectinventory/all", "TakeOver");
+    assert!(hint.contains("write database/portal=another"), "{hint}");
     thread::sleep(Duration::from_secs(3));
-    assert_eq!(world.rows(), ["a=1"]);
+    assert_eq!(test.rows(), ["a=1"]);
 
     // The refusal has the exact text.
-    let (_, text) = message.split_once("kollect.dev/take-over: ").unwrap();
-    let text = text.split_whitespace().next().unwrap();
-    world.annotate("kollectinventory/all", &format!("kollect.dev/take-over={text}"));
-    world.holds(&["a=1", "b=2"]);
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
-    world.becomes("kollectinventory/all", "TakeOver", "");
-    let taken = |world: &World| world.get("kollectinventory/all")["status"]["takeOvers"].clone();
+    let (_, advice) = message.split_once("kollect.dev/take-over: ").unwrap();
+    let annotation = advice.split_whitespace().next().unwrap();
+    test.annotate("kollectinventory/all", &format!("kollect.dev/take-over={annotation}"));
+    test.wait_for_rows(&["a=1", "b=2"]);
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+    test.wait_for_condition("kollectinventory/all", "TakeOver", "");
+    let take_overs = |test: &OperatorTest| test.get("kollectinventory/all")["status"]["takeOvers"].clone();
     eventually("the take-over is remembered, and its request removed", || {
-        let annotations = &world.get("kollectinventory/all")["metadata"]["annotations"];
-        let asked = annotations.get("kollect.dev/take-over").is_some();
-        let done = taken(&world)[0]["from"] == "another" && !asked;
-        done.then_some(()).ok_or(format!("{annotations} {}", taken(&world)))
+        let annotations = &test.get("kollectinventory/all")["metadata"]["annotations"];
+        let is_requested = annotations.get("kollect.dev/take-over").is_some();
+        let done = take_overs(&test)[0]["from"] == "another" && !is_requested;
+        done.then_some(()).ok_or(format!("{annotations} {}", take_overs(&test)))
     });
     let sql = format!("SELECT destination_id FROM kollect_bindings WHERE inventory_table = '{table}'");
-    assert_eq!(taken(&world)[0]["destinationId"], json!(world.postgres.psql(&sql).unwrap().trim()));
+    assert_eq!(take_overs(&test)[0]["destinationId"], json!(test.postgres.psql(&sql).unwrap().trim()));
 
-    // The other one takes it back. The same take-over is not done again, also if the annotation comes back.
-    world.postgres.psql(&give).unwrap();
-    world.map("c", "3");
-    world.becomes("kollectinventory/all", "Degraded", "True ExportTerminal");
-    world.annotate("kollectinventory/all", &format!("kollect.dev/take-over={text}"));
+    // The other cluster takes it back. The same take-over is not done again, also if the annotation is set again.
+    test.postgres.psql(&set_owner).unwrap();
+    test.apply_config_map("c", "3");
+    test.wait_for_condition("kollectinventory/all", "Degraded", "True ExportTerminal");
+    test.annotate("kollectinventory/all", &format!("kollect.dev/take-over={annotation}"));
     eventually("it says what to do", || {
-        let message = world.last_error();
+        let message = test.last_error();
         message.contains("remove its line from status.takeOvers").then_some(()).ok_or(message)
     });
-    assert_eq!(world.rows(), ["a=1", "b=2"]);
+    assert_eq!(test.rows(), ["a=1", "b=2"]);
     let owner = format!("SELECT owner FROM kollect_bindings WHERE inventory_table = '{table}'");
-    assert_eq!(world.postgres.psql(&owner).unwrap(), "another\n");
+    assert_eq!(test.postgres.psql(&owner).unwrap(), "another\n");
     // When the inventory is deleted, rows that the other cluster owns stay.
-    world.delete("kollectinventory/all");
-    assert_eq!((world.rows().len(), world.postgres.psql(&owner).unwrap().as_str()), (2, "another\n"));
+    test.delete("kollectinventory/all");
+    assert_eq!((test.rows().len(), test.postgres.psql(&owner).unwrap().as_str()), (2, "another\n"));
 }
 
 #[test]
-fn drift_is_repaired_when_it_is_asked_for() {
-    let mut world = World::new("drifting");
-    world.map("a", "1");
-    world.install();
-    world.start(&[]);
-    world.becomes("kollectinventory/all", "Synced", "True Exported");
-    world.postgres.psql(&format!("DELETE FROM {}", world.table())).unwrap();
-    world
-        .plane
-        .kubectl(&["annotate", "-n", &world.namespace, "kollectinventory/all", "kollect.dev/requestedAt=now"])
+fn changes_by_others_are_repaired_on_request() {
+    let mut test = OperatorTest::new("drifting");
+    test.apply_config_map("a", "1");
+    test.install();
+    test.start(&[]);
+    test.wait_for_condition("kollectinventory/all", "Synced", "True Exported");
+    test.postgres.psql(&format!("DELETE FROM {}", test.table())).unwrap();
+    test.plane
+        .kubectl(&["annotate", "-n", &test.namespace, "kollectinventory/all", "kollect.dev/requestedAt=now"])
         .unwrap();
-    world.holds(&["a=1"]);
+    test.wait_for_rows(&["a=1"]);
 }
 
-/// A control plane of its own: cluster kinds are seen by every operator that looks everywhere.
-fn own_plane() -> &'static ControlPlane {
+/// A control plane for one test: cluster kinds are seen by every operator that watches all namespaces.
+fn separate_plane() -> &'static ControlPlane {
     let plane = Box::leak(Box::new(ControlPlane::start().unwrap()));
     let crds = root().join("config/crd/bases");
     plane.kubectl(&["apply", "--server-side", "-f", crds.to_str().unwrap()]).unwrap();
@@ -625,10 +638,10 @@ fn own_plane() -> &'static ControlPlane {
 }
 
 #[test]
-fn w13_w14_w16_w54_cluster_inventories_roll_up_cluster_targets_and_nothing_else() {
-    let plane = own_plane();
-    let mut world = World::on(plane, "platform");
-    let cluster = |kind: &str, name: &str, spec: Value| {
+fn cluster_inventories_contain_rows_of_cluster_targets_and_no_others() {
+    let plane = separate_plane();
+    let mut test = OperatorTest::on(plane, "platform");
+    let apply_cluster_object = |kind: &str, name: &str, spec: Value| {
         let object = json!({
             "apiVersion": "kollect.dev/v1alpha1", "kind": kind, "metadata": { "name": name }, "spec": spec,
         });
@@ -646,137 +659,142 @@ fn w13_w14_w16_w54_cluster_inventories_roll_up_cluster_targets_and_nothing_else(
         plane.apply(&map.to_string()).unwrap();
     }
     // The team's own row, in a namespace that the cluster targets select too.
-    world.map("own", "1");
-    plane.kubectl(&["label", "namespace", &world.namespace, "all=yes"]).unwrap();
-    world.install();
+    test.apply_config_map("own", "1");
+    plane.kubectl(&["label", "namespace", &test.namespace, "all=yes"]).unwrap();
+    test.install();
     let rule = json!([{ "gvk": { "version": "v1", "kind": "ConfigMap" }, "matchLabels": { "app": "shop" } }]);
-    let target = |name: &str| {
-        cluster(
+    let apply_cluster_target = |name: &str| {
+        apply_cluster_object(
             "KollectClusterTarget",
             name,
             json!({
-                "profileRef": { "name": "maps", "namespace": world.namespace },
+                "profileRef": { "name": "maps", "namespace": test.namespace },
                 "namespaceSelector": { "matchLabels": { "all": "yes" } }, "resourceRules": rule,
             }),
         );
     };
     // The same name as the team's target: the two are kept apart.
-    target("maps");
-    target("twice");
-    cluster(
+    apply_cluster_target("maps");
+    apply_cluster_target("twice");
+    apply_cluster_object(
         "KollectClusterInventory",
         "rollup",
         json!({
-            "databaseSinkRefs": [{ "name": "portal", "namespace": world.namespace }],
+            "databaseSinkRefs": [{ "name": "portal", "namespace": test.namespace }],
             "namespaceSelector": { "matchLabels": { "tier": "front" } }, "dedupe": "byResourceUID",
         }),
     );
-    world.watched.clear();
-    world.start(&[]);
+    test.watched.clear();
+    test.start(&[]);
     let rows = |inventory: &str| {
         let sql = format!(
             "SELECT target_name || ' ' || name FROM {} WHERE inventory_name = '{inventory}' ORDER BY 1",
-            world.table()
+            test.table()
         );
-        world.postgres.psql(&sql).unwrap_or_default()
+        test.postgres.psql(&sql).unwrap_or_default()
     };
-    let becomes = |inventory: &str, expected: &str| {
+    let wait_for_rows = |inventory: &str, expected: &str| {
         eventually(&format!("{inventory} holds {expected}"), || {
             let found = rows(inventory);
             (found == expected).then_some(()).ok_or(found)
         });
     };
-    becomes("rollup", "maps map-shop-a\nmaps map-shop-b\n");
+    wait_for_rows("rollup", "maps map-shop-a\nmaps map-shop-b\n");
     eventually("shards", || {
-        let text = plane.kubectl(&["get", "kollectclusterinventory/rollup", "-o", "json"]).unwrap();
-        let status = serde_json::from_str::<Value>(&text).unwrap()["status"].clone();
+        let json = plane.kubectl(&["get", "kollectclusterinventory/rollup", "-o", "json"]).unwrap();
+        let status = serde_json::from_str::<Value>(&json).unwrap()["status"].clone();
         let shards = status["namespaceShards"].as_array().cloned().unwrap_or_default();
         let names: Vec<&str> = shards.iter().filter_map(|shard| shard["namespace"].as_str()).collect();
-        let good = names == ["shop-a", "shop-b"] && status["itemCount"] == 2 && status["targetCount"] == 2;
-        good.then_some(()).ok_or(status.to_string())
+        let is_right =
+            names == ["shop-a", "shop-b"] && status["itemCount"] == 2 && status["targetCount"] == 2;
+        is_right.then_some(()).ok_or(status.to_string())
     });
     // Rows of cluster targets are not the team's, and the team's are not in cluster inventories.
-    becomes("all", "maps own\n");
+    wait_for_rows("all", "maps own\n");
     // The label decides, and a broken target does not stop the others.
     plane.kubectl(&["label", "namespace", "other", "tier=front", "--overwrite"]).unwrap();
-    becomes("rollup", "maps map-other\nmaps map-shop-a\nmaps map-shop-b\n");
-    cluster(
+    wait_for_rows("rollup", "maps map-other\nmaps map-shop-a\nmaps map-shop-b\n");
+    apply_cluster_object(
         "KollectClusterTarget",
         "broken",
         json!({
-            "profileRef": { "name": "none", "namespace": world.namespace },
+            "profileRef": { "name": "none", "namespace": test.namespace },
             "namespaceSelector": { "matchLabels": { "all": "yes" } },
         }),
     );
     plane.kubectl(&["delete", "configmap", "-n", "shop-b", "map-shop-b"]).unwrap();
     let began = std::time::Instant::now();
-    becomes("rollup", "maps map-other\nmaps map-shop-a\n");
+    wait_for_rows("rollup", "maps map-other\nmaps map-shop-a\n");
     assert!(began.elapsed() < Duration::from_secs(15), "nothing is polled: {:?}", began.elapsed());
     plane.kubectl(&["delete", "kollectclustertarget", "maps"]).unwrap();
-    becomes("rollup", "twice map-other\ntwice map-shop-a\n");
-    // ⚠27: without a selector all namespaces are meant.
-    let sink = json!([{ "name": "portal", "namespace": world.namespace }]);
-    cluster("KollectClusterInventory", "whole", json!({ "databaseSinkRefs": sink }));
-    becomes("whole", "twice map-other\ntwice map-shop-a\ntwice own\n");
+    wait_for_rows("rollup", "twice map-other\ntwice map-shop-a\n");
+    // Without a selector all namespaces are selected.
+    let sink = json!([{ "name": "portal", "namespace": test.namespace }]);
+    apply_cluster_object("KollectClusterInventory", "whole", json!({ "databaseSinkRefs": sink }));
+    wait_for_rows("whole", "twice map-other\ntwice map-shop-a\ntwice own\n");
     assert_eq!(rows("all"), "maps own\n");
-    cluster("KollectClusterScope", "none", json!({ "allowedStaticRefNamespaces": ["elsewhere"] }));
-    world.becomes("kollectclusterinventory/rollup", "Degraded", "True SinkNamespaceDenied");
-    world.becomes("kollectclustertarget/twice", "Degraded", "True ScopeNamespaceDenied");
+    apply_cluster_object(
+        "KollectClusterScope",
+        "none",
+        json!({ "allowedStaticRefNamespaces": ["elsewhere"] }),
+    );
+    test.wait_for_condition("kollectclusterinventory/rollup", "Degraded", "True SinkNamespaceDenied");
+    test.wait_for_condition("kollectclustertarget/twice", "Degraded", "True ScopeNamespaceDenied");
     plane.kubectl(&["delete", "kollectclusterscope", "none"]).unwrap();
-    world.becomes("kollectclusterinventory/rollup", "Ready", "True Exported");
+    test.wait_for_condition("kollectclusterinventory/rollup", "Ready", "True Exported");
     plane.kubectl(&["delete", "kollectclusterinventory", "rollup", "--timeout=30s"]).unwrap();
-    becomes("rollup", "");
+    wait_for_rows("rollup", "");
 }
 
 #[test]
-fn the_api_server_goes_away_and_comes_back() {
-    let mut world = World::new("away");
-    let proxy = Proxy::start(world.plane).unwrap();
-    world.kubeconfig = Some(proxy.kubeconfig(world.plane.kubeconfig()).unwrap());
-    world.map("a", "1");
-    world.install();
-    world.start(&[]);
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
+fn an_operator_continues_after_the_api_server_was_unreachable() {
+    let mut test = OperatorTest::new("away");
+    let proxy = Proxy::start(test.plane).unwrap();
+    test.kubeconfig = Some(proxy.kubeconfig(test.plane.kubeconfig()).unwrap());
+    test.apply_config_map("a", "1");
+    test.install();
+    test.start(&[]);
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
     proxy.refuse(true);
-    world.map("b", "2");
+    test.apply_config_map("b", "2");
     std::thread::sleep(Duration::from_secs(2));
-    assert_eq!(world.rows(), ["a=1"], "what the operator could not see is neither written nor removed");
+    assert_eq!(test.rows(), ["a=1"], "what the operator could not see is neither written nor removed");
     // After the reconnect the operator lists the current state: there is no event for the deletion.
-    world.plane.kubectl(&["delete", "configmap", "-n", &world.namespace, "a"]).unwrap();
+    test.plane.kubectl(&["delete", "configmap", "-n", &test.namespace, "a"]).unwrap();
     proxy.refuse(false);
-    world.holds(&["b=2"]);
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    test.wait_for_rows(&["b=2"]);
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
 }
 
 #[test]
-fn w39_a_sink_reads_secrets_of_its_own_namespace() {
-    let mut world = World::new("secretive");
-    let elsewhere = world.plane.namespace("vault").unwrap();
+fn a_sink_reads_secrets_of_its_own_namespace() {
+    let mut test = OperatorTest::new("secretive");
+    let secret_namespace = test.plane.namespace("vault").unwrap();
     let secret = json!({
-        "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "portal", "namespace": elsewhere },
-        "stringData": { "dsn": world.postgres.dsn() },
+        "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "portal", "namespace": secret_namespace },
+        "stringData": { "dsn": test.postgres.dsn() },
     });
-    world.plane.apply(&secret.to_string()).unwrap();
-    world.map("a", "1");
-    world.install();
-    let mut sink = world.sink();
-    sink["postgres"]["databaseRef"]["namespace"] = json!(elsewhere);
-    world.kollect("KollectDatabaseSink", "portal", sink);
-    world.start(&[]);
-    world.becomes("kollectdatabasesink/portal", "ConnectionVerified", "False SecretResolveFailed");
-    world.becomes("kollectinventory/all", "Degraded", "True SecretResolveFailed");
-    assert_eq!(world.rows(), ["no table"]);
-    world.stop();
-    world.start(&["--allow-secret-namespaces", &format!("{}={elsewhere}", world.namespace)]);
-    world.holds(&["a=1"]);
+    test.plane.apply(&secret.to_string()).unwrap();
+    test.apply_config_map("a", "1");
+    test.install();
+    let mut sink = test.sink();
+    sink["postgres"]["databaseRef"]["namespace"] = json!(secret_namespace);
+    test.apply_kollect("KollectDatabaseSink", "portal", sink);
+    test.start(&[]);
+    test.wait_for_condition("kollectdatabasesink/portal", "ConnectionVerified", "False SecretResolveFailed");
+    test.wait_for_condition("kollectinventory/all", "Degraded", "True SecretResolveFailed");
+    assert_eq!(test.rows(), ["no table"]);
+    test.stop();
+    test.start(&["--allow-secret-namespaces", &format!("{}={secret_namespace}", test.namespace)]);
+    test.wait_for_rows(&["a=1"]);
 }
 
 #[test]
-fn w66_an_object_that_cannot_be_read_degrades_its_target_until_it_can() {
-    let mut world = World::new("unreadable");
-    world.map("a", "1");
-    world.install();
-    world.kollect(
+fn an_object_that_cannot_be_read_degrades_its_target_until_it_can() {
+    let mut test = OperatorTest::new("unreadable");
+    test.apply_config_map("a", "1");
+    test.install();
+    test.apply_kollect(
         "KollectProfile",
         "maps",
         json!({
@@ -784,49 +802,50 @@ fn w66_an_object_that_cannot_be_read_degrades_its_target_until_it_can() {
             "attributes": [{ "name": "value", "path": "cel:string(int(object.data.value) + 0)" }],
         }),
     );
-    world.start(&[]);
-    world.holds(&["a=1"]);
-    world.map("b", "no number");
-    world.becomes("kollecttarget/maps", "Degraded", "True ExtractionFailed");
-    let status = world.get("kollecttarget/maps")["status"].clone();
+    test.start(&[]);
+    test.wait_for_rows(&["a=1"]);
+    test.apply_config_map("b", "no number");
+    test.wait_for_condition("kollecttarget/maps", "Degraded", "True ExtractionFailed");
+    let status = test.get("kollecttarget/maps")["status"].clone();
     assert_eq!(
         (&status["extractionFailures"], &status["collectedCount"]),
         (&json!(1), &json!(1)),
         "{status}"
     );
-    world.becomes("kollecttarget/maps", "Ready", "False ExtractionFailed");
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
-    world.map("b", "2");
-    world.holds(&["a=1", "b=2"]);
-    world.becomes("kollecttarget/maps", "Ready", "True Collecting");
-    assert_eq!(world.condition("kollecttarget/maps", "Degraded"), "");
+    test.wait_for_condition("kollecttarget/maps", "Ready", "False ExtractionFailed");
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+    test.apply_config_map("b", "2");
+    test.wait_for_rows(&["a=1", "b=2"]);
+    test.wait_for_condition("kollecttarget/maps", "Ready", "True Collecting");
+    assert_eq!(test.condition("kollecttarget/maps", "Degraded"), "");
 }
 
 #[test]
-fn law_5_half_of_the_objects_empties_no_sink() {
-    let mut world = World::new("half");
-    world.map("a", "1");
-    world.install();
-    world.start(&[]);
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
-    world.stop();
+fn an_operator_that_cannot_see_targets_removes_no_rows() {
+    let mut test = OperatorTest::new("half");
+    test.apply_config_map("a", "1");
+    test.install();
+    test.start(&[]);
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+    test.stop();
     // The next operator sees inventories and sinks, and for a while no targets.
-    let proxy = Proxy::start(world.plane).unwrap();
-    world.kubeconfig = Some(proxy.kubeconfig(world.plane.kubeconfig()).unwrap());
+    let proxy = Proxy::start(test.plane).unwrap();
+    test.kubeconfig = Some(proxy.kubeconfig(test.plane.kubeconfig()).unwrap());
     proxy.answer(1, |line| line.contains("/kollecttargets"), 403, &[], r#"{"message":"not now"}"#);
-    let log = world.dir.path().join("operator.log");
+    let log = test.dir.path().join("operator.log");
     std::fs::remove_file(&log).unwrap();
-    world.start(&[]);
+    test.start(&[]);
     eventually("targets cannot be seen", || {
-        let told = std::fs::read_to_string(&log).unwrap_or_default();
-        let blind = told.lines().any(|line| line.contains("cannot see") && line.contains("KollectTarget"));
-        blind.then_some(()).ok_or(told)
+        let content = std::fs::read_to_string(&log).unwrap_or_default();
+        let is_blind =
+            content.lines().any(|line| line.contains("cannot see") && line.contains("KollectTarget"));
+        is_blind.then_some(()).ok_or(content)
     });
-    let looked = std::time::Instant::now();
-    while looked.elapsed() < Duration::from_secs(5) {
-        assert_eq!(world.rows(), ["a=1"], "what cannot be seen is not gone");
+    let began = std::time::Instant::now();
+    while began.elapsed() < Duration::from_secs(5) {
+        assert_eq!(test.rows(), ["a=1"], "rows of targets that cannot be seen stay");
         std::thread::sleep(Duration::from_millis(100));
     }
-    world.map("b", "2");
-    world.holds(&["a=1", "b=2"]);
+    test.apply_config_map("b", "2");
+    test.wait_for_rows(&["a=1", "b=2"]);
 }

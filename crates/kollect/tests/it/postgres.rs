@@ -10,7 +10,7 @@ use std::{
 
 use kollect_testbed::{ControlPlane, Postgres};
 
-const LIMIT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 const MANIFESTS: &str = "
 apiVersion: kollect.dev/v1alpha1
@@ -41,9 +41,9 @@ metadata: { name: portal, namespace: team }
 stringData: { dsn: '${env:PORTAL_DSN}' }
 ";
 
-struct Running(Child);
+struct RunningWatch(Child);
 
-impl Drop for Running {
+impl Drop for RunningWatch {
     fn drop(&mut self) {
         self.0.kill().ok();
         self.0.wait().ok();
@@ -58,7 +58,7 @@ fn changed_rows_reach_the_table_and_a_restart_writes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let manifests = MANIFESTS.replace("NAMESPACE", &namespace).replace("TABLE", &table);
     std::fs::write(dir.path().join("manifests.yaml"), manifests).unwrap();
-    let put = |name: &str, value: &str| {
+    let apply_config_map = |name: &str, value: &str| {
         let object = serde_json::json!({
             "apiVersion": "v1", "kind": "ConfigMap",
             "metadata": { "name": name, "namespace": namespace }, "data": { "value": value },
@@ -75,27 +75,27 @@ fn changed_rows_reach_the_table_and_a_restart_writes_nothing() {
             .spawn()
             .unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let told = thread::spawn(move || lines.map_while(Result::ok).collect::<Vec<_>>());
-        (Running(child), told)
+        let messages = thread::spawn(move || lines.map_while(Result::ok).collect::<Vec<_>>());
+        (RunningWatch(child), messages)
     };
     let rows = || {
         let query = format!("SELECT name, payload->'attributes'->>'value', xmin FROM {table} ORDER BY name");
         postgres.psql(&query).unwrap_or_default().trim().to_owned()
     };
-    let wait_for = |what: &dyn Fn(&str) -> bool| {
-        let deadline = Instant::now() + LIMIT;
-        while !what(&rows()) {
+    let wait_for_rows = |is_right: &dyn Fn(&str) -> bool| {
+        let deadline = Instant::now() + TIMEOUT;
+        while !is_right(&rows()) {
             assert!(Instant::now() < deadline, "found {:?}", rows());
             thread::sleep(Duration::from_millis(20));
         }
     };
-    put("a", "1");
-    put("b", "1");
-    let (running, told) = start();
-    wait_for(&|rows| rows.lines().count() == 2);
+    apply_config_map("a", "1");
+    apply_config_map("b", "1");
+    let (running, messages) = start();
+    wait_for_rows(&|rows| rows.lines().count() == 2);
     let before = rows();
-    put("a", "2");
-    wait_for(&|rows| rows.contains('2') && rows != before);
+    apply_config_map("a", "2");
+    wait_for_rows(&|rows| rows.contains('2') && rows != before);
     let after = rows();
     assert_eq!(before.lines().last(), after.lines().last(), "the other row was not touched");
     drop(running);
@@ -103,9 +103,9 @@ fn changed_rows_reach_the_table_and_a_restart_writes_nothing() {
     thread::sleep(Duration::from_secs(2));
     assert_eq!(rows(), after, "nothing changed, nothing written");
     plane.kubectl(&["delete", "configmap", "a", "-n", &namespace]).unwrap();
-    wait_for(&|rows| rows.lines().count() == 1);
+    wait_for_rows(&|rows| rows.lines().count() == 1);
     drop(running);
-    let told = told.join().unwrap().join("\n");
-    assert!(told.contains("team/maps → database/portal: 2 added"), "{told}");
-    assert!(!told.contains(&postgres.dsn()), "{told}");
+    let messages = messages.join().unwrap().join("\n");
+    assert!(messages.contains("team/maps → database/portal: 2 added"), "{messages}");
+    assert!(!messages.contains(&postgres.dsn()), "{messages}");
 }

@@ -24,17 +24,17 @@ impl Finished {
     }
 }
 
-/// How long something may take on a busy machine.
-const LIMIT: Duration = Duration::from_mins(1);
+/// Enough for a busy machine.
+const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Waits until `look` succeeds; its error says what it found instead.
+/// Waits until `check` succeeds; its error says what it found instead.
 #[track_caller]
-pub(crate) fn eventually(what: &str, mut look: impl FnMut() -> Result<(), String>) {
-    let deadline = Instant::now() + LIMIT;
+pub(crate) fn eventually(expectation: &str, mut check: impl FnMut() -> Result<(), String>) {
+    let deadline = Instant::now() + TIMEOUT;
     loop {
-        match look() {
+        match check() {
             Ok(()) => return,
-            Err(found) => assert!(Instant::now() < deadline, "{what} never came true, but {found}"),
+            Err(found) => assert!(Instant::now() < deadline, "{expectation} never came true, but {found}"),
         }
         std::thread::sleep(Duration::from_millis(100));
     }

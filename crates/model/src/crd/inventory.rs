@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    each, rules,
+    on_items, rules,
     shapes::{Condition, GoDuration, LabelSelector, NamespacedRef, is_namespace_name},
     target::local_name,
 };
@@ -61,7 +61,7 @@ pub struct KollectInventorySpec {
     pub event_sink_refs: SinkRefs,
     /// Targets of the namespace whose rows belong to the inventory; empty: all, or those of targetSelector.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 256), inner(length(max = 253)), transform = each(local_name()))]
+    #[schemars(length(max = 256), inner(length(max = 253)), transform = on_items(local_name()))]
     pub target_refs: Vec<String>,
     /// Targets of the namespace, by label.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -180,7 +180,7 @@ pub struct KollectClusterInventorySpec {
     pub profile_ref: Option<NamespacedRef>,
     /// Cluster targets whose rows belong to the inventory; empty: all, or those of targetSelector.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 256), inner(length(max = 253)), transform = each(local_name()))]
+    #[schemars(length(max = 256), inner(length(max = 253)), transform = on_items(local_name()))]
     pub target_refs: Vec<String>,
     /// Cluster targets, by label.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -349,14 +349,14 @@ pub struct SinkExport {
     pub namespace: Option<String>,
     /// Where the rows are: the claim was granted there.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub place: Option<ExportPlace>,
+    pub place: Option<ExportDestination>,
     /// Where the rows shall be: a claim is asked for there. It is here before that is done.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub claiming: Option<ExportPlace>,
+    pub claiming: Option<ExportDestination>,
     /// Places where the rows were, or a claim was asked for, and that may still hold rows; the latest 20.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20))]
-    pub left: Vec<ExportPlace>,
+    pub left: Vec<ExportDestination>,
     /// Why a place of left could not be cleaned; it is tried again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clean_error: Option<String>,
@@ -410,7 +410,7 @@ pub struct PendingRows {
 /// A place that holds rows of an inventory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct ExportPlace {
+pub struct ExportDestination {
     /// Server and table, file, directory or subject, without credentials. A server that only a Secret names is a
     /// digest of its address.
     pub destination: Destination,
@@ -425,25 +425,25 @@ pub struct ExportPlace {
     pub asked_only: bool,
 }
 
-impl ExportPlace {
-    /// A place whose id is not known.
+impl ExportDestination {
+    /// A destination whose id is not known.
     pub fn new(destination: Destination, cluster: impl Into<String>) -> Self {
         Self { destination, cluster: cluster.into(), id: None, asked_only: false }
     }
 
-    /// The place alone.
+    /// The same destination, without its id.
     #[must_use]
     pub fn without_id(&self) -> Self {
         Self::new(self.destination.clone(), self.cluster.clone())
     }
 
-    /// Whether both are the same place, by name.
+    /// Whether both are the same destination, by name.
     pub fn is_at(&self, other: &Self) -> bool {
         (&self.destination, &self.cluster) == (&other.destination, &other.cluster)
     }
 }
 
-impl fmt::Display for ExportPlace {
+impl fmt::Display for ExportDestination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.destination.fmt(f)?;
         if self.cluster.is_empty() { Ok(()) } else { write!(f, " (cluster {})", self.cluster) }
@@ -470,8 +470,8 @@ pub struct SinkRef {
 
 /// Sink references as they are written: each item is a name or an object.
 ///
-/// A schema cannot say "string or object" and stay structural, so this is the one open place of the
-/// kinds; [`SinkRefs::decode`] closes it.
+/// A schema cannot say "string or object" and stay structural, so this is the only field of the kinds that
+/// accepts any value; [`SinkRefs::decode`] checks it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SinkRefs(pub Vec<Value>);
@@ -500,7 +500,7 @@ impl SinkRefs {
         self.0.is_empty()
     }
 
-    /// The references that are right, with their places in the list, and everything that is wrong with
+    /// The valid references, with their indexes in the list, and everything that is wrong with
     /// the others. `field` is the path of the list; `namespaced` refuses `namespace`, because namespaced
     /// inventories use sinks of their own namespace.
     pub fn decode(&self, field: &str, namespaced: bool) -> (Vec<(usize, SinkRef)>, Vec<SpecError>) {
@@ -510,7 +510,7 @@ impl SinkRefs {
         for (index, item) in self.0.iter().enumerate() {
             let at = format!("{field}[{index}]");
             match decode_ref(item, &at, namespaced) {
-                // The status keeps sinks apart by name, so the namespace does not tell them apart.
+                // The status identifies a sink by its name alone, without the namespace.
                 Ok(sink_ref) if !seen.insert(sink_ref.name.clone()) => {
                     errors.push(SpecError::new(at, item, "is named twice: remove one of them"));
                 }
@@ -571,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_objects_mix() {
+    fn a_list_of_sink_references_may_mix_names_and_objects() {
         let (refs, errors) = decode(json!(["a", { "name": "b", "exportMinInterval": "5m" }]), true);
         assert!(errors.is_empty(), "{errors:?}");
         assert_eq!(refs[0].name, "a");
@@ -579,7 +579,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bad_item_is_named() {
+    fn every_invalid_sink_reference_is_named() {
         let (refs, errors) = decode(
             json!(["ok", 7, { "nam": "x" }, "ok", "ns/x", { "name": "y", "namespace": "other" },
                    { "name": "z", "auditInterval": "25h" }, { "name": "w", "maxExportBytes": 0 }, { "name": "v", "auditInterval": "soon" }]),

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    each, rules,
+    on_items, rules,
     shapes::{Condition, Gvk},
 };
 
@@ -165,7 +165,7 @@ pub struct Prune {
     pub defaults: Option<bool>,
     /// RFC 6901 pointers to remove.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 256), inner(length(max = 1024)), transform = each(rules(&[
+    #[schemars(length(max = 256), inner(length(max = 1024)), transform = on_items(rules(&[
         (
             "self.matches('^/([^~]|~[01])*$')",
             "a JSON pointer starts with / and writes ~ as ~0 and / as ~1",

@@ -182,7 +182,7 @@ pub enum ConditionStatus {
     True,
     /// It does not hold.
     False,
-    /// It cannot be told.
+    /// Whether it holds is not known.
     Unknown,
 }
 
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn label_terms() {
+    fn label_terms_select_as_in_kubernetes() {
         let labels = BTreeMap::from([("app".to_owned(), "web".to_owned())]);
         let term = |operator, values: &[&str]| LabelSelector {
             match_expressions: vec![LabelRequirement {

@@ -373,7 +373,7 @@ pub struct Tls {
 pub struct Serialization {
     /// Format. Default: yaml in Git, else json.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub format: Option<Format>,
+    pub format: Option<FileFormat>,
     /// Compression. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
@@ -382,7 +382,7 @@ pub struct Serialization {
 /// Formats of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Format {
+pub enum FileFormat {
     /// One JSON document.
     Json,
     /// One YAML list.
@@ -459,12 +459,12 @@ fn path_template() -> Value {
 
 impl KollectSnapshotSinkSpec {
     /// The format of documents: one answer, whichever field says it.
-    pub fn format(&self) -> Format {
+    pub fn format(&self) -> FileFormat {
         let serialization = self.common.serialization.as_ref().and_then(|s| s.format);
-        let object_store = self.object_store.as_ref().and_then(|o| o.format).map(Format::from);
+        let object_store = self.object_store.as_ref().and_then(|o| o.format).map(FileFormat::from);
         serialization.or(object_store).unwrap_or(match self.type_ {
-            SnapshotSinkType::Git | SnapshotSinkType::Gitlab => Format::Yaml,
-            _ => Format::Json,
+            SnapshotSinkType::Git | SnapshotSinkType::Gitlab => FileFormat::Yaml,
+            _ => FileFormat::Json,
         })
     }
 

@@ -24,7 +24,7 @@ fn committed_definitions_are_the_generated_ones() {
 }
 
 #[test]
-fn q1_w6_every_secret_that_a_sink_reads_is_known() {
+fn every_secret_that_a_sink_reads_is_known() {
     let mongodb = json!({ "type": "mongodb", "mongodb": { "databaseRef": { "name": "m" }, "database": "d", "collection": "c" } });
     let spec = SinkSpec::Database(serde_json::from_value(mongodb).unwrap());
     let names: Vec<_> = spec.secret_refs().into_iter().map(|(field, r)| (field, r.name.as_str())).collect();
@@ -43,7 +43,7 @@ fn q1_w6_every_secret_that_a_sink_reads_is_known() {
 }
 
 #[test]
-fn q9_the_format_has_one_answer() {
+fn the_file_format_comes_from_the_spec_or_the_type_of_the_sink() {
     let format =
         |spec: Value| serde_json::from_value::<sinks::KollectSnapshotSinkSpec>(spec).unwrap().format();
     let s3 = |extra: Value| {
@@ -51,8 +51,8 @@ fn q9_the_format_has_one_answer() {
         spec.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         format(spec)
     };
-    assert_eq!(s3(json!({})), sinks::Format::Json);
-    assert_eq!(s3(json!({ "serialization": { "format": "csv" } })), sinks::Format::Csv);
-    assert_eq!(s3(json!({ "objectStore": { "format": "parquet" } })), sinks::Format::Parquet);
-    assert_eq!(format(json!({ "type": "git", "endpoint": "x" })), sinks::Format::Yaml);
+    assert_eq!(s3(json!({})), sinks::FileFormat::Json);
+    assert_eq!(s3(json!({ "serialization": { "format": "csv" } })), sinks::FileFormat::Csv);
+    assert_eq!(s3(json!({ "objectStore": { "format": "parquet" } })), sinks::FileFormat::Parquet);
+    assert_eq!(format(json!({ "type": "git", "endpoint": "x" })), sinks::FileFormat::Yaml);
 }

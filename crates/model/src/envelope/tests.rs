@@ -27,8 +27,12 @@ fn rows() -> Vec<Row> {
     ]
 }
 
-const ABOUT: About<'_> =
-    About { generation: 7, cluster: "", exported_at: "2026-01-02T03:04:05.6Z", part_bytes: 1 << 20 };
+const SETTINGS: DocumentSettings<'_> = DocumentSettings {
+    generation: 7,
+    cluster: "",
+    exported_at: "2026-01-02T03:04:05.6Z",
+    part_bytes: 1 << 20,
+};
 
 fn golden(name: &str, document: &Document) {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/envelope").join(name);
@@ -41,18 +45,18 @@ fn golden(name: &str, document: &Document) {
 }
 
 #[test]
-fn documents_are_as_documented() {
-    let whole = documents(&rows(), &ABOUT);
-    assert_eq!((whole.len(), whole[0].part), (1, None));
-    golden("items.json", &whole[0]);
-    assert_eq!(checksum(&whole), whole[0].checksum);
+fn documents_equal_the_golden_files() {
+    let single = documents(&rows(), &SETTINGS);
+    assert_eq!((single.len(), single[0].part), (1, None));
+    golden("items.json", &single[0]);
+    assert_eq!(checksum(&single), single[0].checksum);
 
-    let empty = documents([], &About { generation: 0, cluster: "a<b", ..ABOUT });
+    let empty = documents([], &DocumentSettings { generation: 0, cluster: "a<b", ..SETTINGS });
     assert_eq!((empty.len(), empty[0].part), (1, None));
     golden("empty.json", &empty[0]);
 
-    let limit = overhead(&ABOUT) + 410;
-    let parts = documents(&rows(), &About { part_bytes: limit, ..ABOUT });
+    let limit = overhead(&SETTINGS) + 410;
+    let parts = documents(&rows(), &DocumentSettings { part_bytes: limit, ..SETTINGS });
     assert_eq!(parts.iter().map(|part| part.part).collect::<Vec<_>>(), [Some((1, 2)), Some((2, 2))]);
     for (part, name) in parts.iter().zip(["part-1.json", "part-2.json"]) {
         assert!(part.bytes.len() <= limit);
@@ -62,17 +66,17 @@ fn documents_are_as_documented() {
     assert_eq!(checksum(&parts), hex(&Sha256::digest(lines)));
 }
 
-/// Law 13: bytes depend on the rows, not on the order in which they came.
+/// Bytes depend on the rows, not on the order in which they came.
 #[test]
-fn the_order_of_rows_does_not_matter() {
+fn documents_do_not_depend_on_the_order_of_rows() {
     let mut rows: Vec<Row> =
         (0..200).map(|i| row(Some("t"), "", "ns", &format!("n{i}"), &format!(r#"{{"i":{i}}}"#))).collect();
     for part_bytes in [0, 1000, 5000, 1 << 20] {
-        let about = About { part_bytes, ..ABOUT };
-        let before = documents(&rows, &about);
+        let settings = DocumentSettings { part_bytes, ..SETTINGS };
+        let before = documents(&rows, &settings);
         rows.reverse();
         rows.rotate_left(77);
-        assert_eq!(documents(&rows, &about), before);
+        assert_eq!(documents(&rows, &settings), before);
     }
 }
 
@@ -86,10 +90,10 @@ fn packing_sorts_as_full_texts_would() {
 }
 
 #[test]
-fn w3_an_item_larger_than_a_part_is_a_part_of_its_own() {
+fn an_item_larger_than_a_part_is_a_part_of_its_own() {
     let large = row(Some("t"), "", "ns", "large", &format!(r#"{{"x":"{}"}}"#, "x".repeat(10_000)));
     let rows = [row(Some("t"), "", "ns", "a", "{}"), large, row(Some("t"), "", "ns", "z", "{}")];
-    let parts = documents(&rows, &About { part_bytes: 2000, ..ABOUT });
+    let parts = documents(&rows, &DocumentSettings { part_bytes: 2000, ..SETTINGS });
     assert_eq!(parts.iter().map(|part| part.item_count).collect::<Vec<_>>(), [1, 1, 1]);
     assert!(parts[1].bytes.len() > 10_000);
 }
@@ -97,13 +101,13 @@ fn w3_an_item_larger_than_a_part_is_a_part_of_its_own() {
 /// Measures time: ten times as many rows may take up to 40 times as long. Quadratic work would take 100 times
 /// as long.
 #[test]
-fn w48_cutting_is_not_quadratic() {
+fn the_time_to_cut_documents_into_parts_is_not_quadratic() {
     let rows: Vec<Row> = (0..100_000)
         .map(|i| row(Some("t"), "", "ns", &format!("n{i:06}"), &format!(r#"{{"i":{i}}}"#)))
         .collect();
     let time = |rows: &[Row]| {
         let start = std::time::Instant::now();
-        assert!(!documents(rows, &About { part_bytes: 100_000, ..ABOUT }).is_empty());
+        assert!(!documents(rows, &DocumentSettings { part_bytes: 100_000, ..SETTINGS }).is_empty());
         start.elapsed()
     };
     let few = (0..5).map(|_| time(&rows[..10_000])).min().unwrap();

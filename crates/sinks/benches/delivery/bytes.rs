@@ -5,23 +5,23 @@ use std::fs;
 use anyhow::{Context, Result};
 
 use super::{
-    places::{Place, Tree},
+    destinations::{BenchDestination, Tree},
     rows::Rows,
     running::Running,
 };
 
 /// The cost of changing one row.
 pub(crate) struct Bytes {
-    /// Bytes written for one change, including the books.
+    /// Bytes written for one change, including manifests and claims.
     pub(crate) per_change: f64,
     /// Bytes of all files.
     pub(crate) held: f64,
 }
 
 /// Changes single rows of `count`, each written before the next.
-pub(crate) async fn measure(place: &Tree, count: usize, changes: u32) -> Result<Bytes> {
+pub(crate) async fn measure(destination: &Tree, count: usize, changes: u32) -> Result<Bytes> {
     let rows = Rows::filled(count)?;
-    let mut running = Running::start(&rows, place.plan()?);
+    let mut running = Running::start(&rows, destination.plan()?);
     running.compared().await?;
     let before = written()?;
     for (number, index) in (1..=changes).zip((0..count).cycle()) {
@@ -30,7 +30,7 @@ pub(crate) async fn measure(place: &Tree, count: usize, changes: u32) -> Result<
     }
     let after = written()?;
     running.stop().await;
-    Ok(Bytes { per_change: (after - before) / f64::from(changes), held: float(place.bytes()?) })
+    Ok(Bytes { per_change: (after - before) / f64::from(changes), held: float(destination.bytes()?) })
 }
 
 /// Bytes that this process has written so far. Servers are separate processes.

@@ -4,7 +4,7 @@ use anyhow::Result;
 use kollect_testbed::Postgres;
 
 use super::{
-    places::{Place, Schema},
+    destinations::{BenchDestination, Schema},
     rows::Rows,
     running::Running,
 };

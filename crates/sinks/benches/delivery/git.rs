@@ -11,16 +11,16 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kollect_model::{
-    batch::{Batch, Changed, Delta, InventoryId},
+    batch::{Batch, ChangedRow, Delta, InventoryId},
     claim::Claimant,
     row::{Row, RowKey},
     sink::{Sink, SinkSpec},
 };
-use kollect_sinks::{Plan, Policy, SinkSettings, Sinks, plan};
+use kollect_sinks::{Plan, SinkPolicy, SinkSettings, Sinks, plan};
 use kollect_testbed::{GitHttp, git::Repository};
 use serde_json::{json, value::RawValue};
 
-use crate::{rows, running::inventory};
+use crate::{rows, running};
 
 /// What was measured.
 pub(crate) struct Measured {
@@ -30,7 +30,7 @@ pub(crate) struct Measured {
     /// The time of each change of one file.
     pub(crate) changes: Vec<Duration>,
     /// The same with a repository in a directory.
-    pub(crate) here: Vec<Duration>,
+    pub(crate) in_directory: Vec<Duration>,
     /// The most objects that one change has sent.
     pub(crate) objects: usize,
     /// Bytes of the mirror after the first export, and its maximum later.
@@ -53,32 +53,40 @@ pub(crate) async fn measure(files: usize, changes: usize) -> Result<Measured> {
         "tls": { "caBundle": STANDARD.encode(&server.certificates().ca) },
         "layout": { "mode": "perResource" },
     });
-    let sink = sinks.open(&planned(spec)?, &Policy::default()).await?;
-    let place = inventory();
-    let claim = sink.claim(&place, &Claimant::default()).await?;
+    let sink = sinks.open(&planned(spec)?, &SinkPolicy::default()).await?;
+    let inventory = running::inventory();
+    let claim = sink.claim(&inventory, &Claimant::default()).await?;
     let delta = Delta { added: (0..files).map(|index| row(index, 0)).collect(), ..Delta::default() };
     fs::write("/proc/self/clear_refs", "5").ok();
     let before = status("VmRSS:")?;
     let began = Instant::now();
-    sink.write(&Batch::new(&place, &claim, &delta)).await?;
+    sink.write(&Batch::new(&inventory, &claim, &delta)).await?;
     let first = began.elapsed();
     let program = program(&ours, &theirs, directory.path())?;
-    let held = size(&mirrors)?;
-    let (mut took, mut most) = (Vec::new(), held);
+    let first_size = size(&mirrors)?;
+    let (mut times, mut max_size) = (Vec::new(), first_size);
     let mut sent = 0;
     for number in 0..changes {
         let delta = change(number % files, number);
         let objects = objects(&ours)?;
         let began = Instant::now();
-        write(&*sink, &place, &claim, &delta).await?;
-        took.push(began.elapsed());
+        write(&*sink, &inventory, &claim, &delta).await?;
+        times.push(began.elapsed());
         sent = sent.max(self::objects(&ours)?.saturating_sub(objects));
-        most = most.max(size(&mirrors)?);
+        max_size = max_size.max(size(&mirrors)?);
     }
     let memory = status("VmHWM:")?.saturating_sub(before);
-    let here = in_a_directory(&sinks, &delta, directory.path(), changes / 10).await?;
+    let in_directory = in_a_directory(&sinks, &delta, directory.path(), changes / 10).await?;
     ours.fsck()?;
-    Ok(Measured { program, first, changes: took, here, objects: sent, mirror: (held, most), memory })
+    Ok(Measured {
+        program,
+        first,
+        changes: times,
+        in_directory,
+        objects: sent,
+        mirror: (first_size, max_size),
+        memory,
+    })
 }
 
 fn planned(spec: serde_json::Value) -> Result<Plan> {
@@ -95,32 +103,32 @@ async fn in_a_directory(
 ) -> Result<Vec<Duration>> {
     let endpoint = format!("file://{}", directory.join("here.git").display());
     let spec = json!({ "type": "git", "endpoint": endpoint, "layout": { "mode": "perResource" } });
-    let sink = sinks.open(&planned(spec)?, &Policy::default()).await?;
-    let place = inventory();
-    let claim = sink.claim(&place, &Claimant::default()).await?;
-    write(&*sink, &place, &claim, fill).await?;
-    let mut took = Vec::new();
+    let sink = sinks.open(&planned(spec)?, &SinkPolicy::default()).await?;
+    let inventory = running::inventory();
+    let claim = sink.claim(&inventory, &Claimant::default()).await?;
+    write(&*sink, &inventory, &claim, fill).await?;
+    let mut times = Vec::new();
     for number in 0..changes {
         let delta = change(number, number);
         let began = Instant::now();
-        write(&*sink, &place, &claim, &delta).await?;
-        took.push(began.elapsed());
+        write(&*sink, &inventory, &claim, &delta).await?;
+        times.push(began.elapsed());
     }
-    Ok(took)
+    Ok(times)
 }
 
 async fn write(
     sink: &dyn Sink,
-    place: &InventoryId,
+    inventory: &InventoryId,
     claim: &kollect_model::claim::Claim,
     delta: &Delta,
 ) -> Result<()> {
-    sink.write(&Batch::new(place, claim, delta)).await?;
+    sink.write(&Batch::new(inventory, claim, delta)).await?;
     Ok(())
 }
 
 fn change(index: usize, number: usize) -> Delta {
-    let changed = Changed { before: Some(row(index, number)), after: row(index, number + 1) };
+    let changed = ChangedRow { before: Some(row(index, number)), after: row(index, number + 1) };
     Delta { changed: vec![changed], ..Delta::default() }
 }
 

@@ -18,7 +18,7 @@ use tokio::{
 use tokio_postgres::{AsyncMessage, Client, NoTls, Statement};
 
 use super::{
-    places::Schema,
+    destinations::Schema,
     rows::{Rows, uid},
 };
 
@@ -42,7 +42,7 @@ impl Lags {
 
 /// A change of a row.
 #[derive(Clone, Copy)]
-pub(crate) enum Act {
+pub(crate) enum RowEdit {
     /// The row gets the content with this number.
     Change(u64),
     /// The row is removed.
@@ -52,13 +52,13 @@ pub(crate) enum Act {
 /// When rows changed, and the expected digests; `None` for removed rows.
 type Expected = HashMap<String, (Instant, Option<String>)>;
 
-fn act(rows: &Rows, index: usize, act: Act, expected: &Mutex<Expected>) -> Result<()> {
+fn edit_row(rows: &Rows, index: usize, edit: RowEdit, expected: &Mutex<Expected>) -> Result<()> {
     // Locked until the expectation is inserted: the reader may be faster.
     let mut expected = expected.lock().unwrap_or_else(PoisonError::into_inner);
     let began = Instant::now();
-    let digest = match act {
-        Act::Change(edition) => Some(rows.change(index, edition)?.to_string()),
-        Act::Remove => {
+    let digest = match edit {
+        RowEdit::Change(edition) => Some(rows.change(index, edition)?.to_string()),
+        RowEdit::Remove => {
             rows.remove(index)?;
             None
         }
@@ -72,15 +72,15 @@ pub(crate) async fn one_by_one(
     rows: &Rows,
     reader: &mut Reader,
     indexes: impl Iterator<Item = usize>,
-    what: Act,
+    edit: RowEdit,
 ) -> Result<Lags> {
     let expected = Mutex::default();
     let mut lags = Vec::new();
     for index in indexes {
-        act(rows, index, what, &expected)?;
-        let wanted = lags.len() + 1;
-        while lags.len() < wanted {
-            lags.extend(reader.seen(&expected).await?);
+        edit_row(rows, index, edit, &expected)?;
+        let needed = lags.len() + 1;
+        while lags.len() < needed {
+            lags.extend(reader.next_lags(&expected).await?);
         }
     }
     Ok(Lags::new(lags))
@@ -92,51 +92,51 @@ pub(crate) async fn paced(
     reader: &mut Reader,
     indexes: std::ops::Range<usize>,
     rate: u32,
-    what: Act,
+    edit: RowEdit,
 ) -> Result<Lags> {
     let expected = Arc::new(Mutex::default());
     let (total, began) = (indexes.len(), Instant::now());
-    let acting = {
+    let editing = {
         let (rows, expected) = (rows.clone(), expected.clone());
         tokio::spawn(async move {
             for (number, index) in (0..).zip(indexes) {
                 sleep_until((began + Duration::from_secs(1) * number / rate).into()).await;
-                act(&rows, index, what, &expected)?;
+                edit_row(&rows, index, edit, &expected)?;
             }
             anyhow::Ok(())
         })
     };
     let mut lags = Vec::new();
     while lags.len() < total {
-        lags.extend(reader.seen(&expected).await?);
+        lags.extend(reader.next_lags(&expected).await?);
     }
-    acting.await??;
+    editing.await??;
     Ok(Lags::new(lags))
 }
 
 /// A reader with its own session.
 pub(crate) struct Reader {
     client: Client,
-    question: Statement,
+    query: Statement,
     /// UIDs of committed rows.
-    told: UnboundedReceiver<String>,
+    committed: UnboundedReceiver<String>,
 }
 
 impl Reader {
     /// Connects, and adds the trigger.
-    pub(crate) async fn connect(place: &Schema<'_>) -> Result<Self> {
-        let (client, mut connection) = tokio_postgres::connect(&place.server.dsn(), NoTls).await?;
-        let (tell, told) = unbounded_channel();
+    pub(crate) async fn connect(destination: &Schema<'_>) -> Result<Self> {
+        let (client, mut connection) = tokio_postgres::connect(&destination.server.dsn(), NoTls).await?;
+        let (sender, committed) = unbounded_channel();
         let mut messages = stream::poll_fn(move |context| connection.poll_message(context));
         tokio::spawn(async move {
             while let Some(Ok(message)) = messages.next().await {
                 if let AsyncMessage::Notification(notification) = message {
                     // The receiver may be closed already.
-                    tell.send(notification.payload().to_owned()).ok();
+                    sender.send(notification.payload().to_owned()).ok();
                 }
             }
         });
-        let (schema, table) = (place.name, place.table());
+        let (schema, table) = (destination.name, destination.table());
         client
             .batch_execute(&format!(
                 "CREATE FUNCTION {schema}.tell() RETURNS trigger LANGUAGE plpgsql AS
@@ -146,28 +146,28 @@ impl Reader {
                  LISTEN {schema}"
             ))
             .await?;
-        let question = format!(
+        let query = format!(
             "SELECT row_digest FROM {table}
              WHERE cluster = '' AND inventory_namespace = 'team' AND inventory_name = 'all'
                  AND target_name = 'web' AND source_uid = $1"
         );
-        let question = client.prepare(&question).await?;
-        Ok(Self { client, question, told })
+        let query = client.prepare(&query).await?;
+        Ok(Self { client, query, committed })
     }
 
     /// Waits until rows are committed, and reads them. Returns the lag of each row.
-    async fn seen(&mut self, expected: &Mutex<Expected>) -> Result<Vec<Duration>> {
-        let first = timeout(LIMIT, self.told.recv()).await.context("no change arrives")?;
+    async fn next_lags(&mut self, expected: &Mutex<Expected>) -> Result<Vec<Duration>> {
+        let first = timeout(LIMIT, self.committed.recv()).await.context("no change arrives")?;
         let mut uids = HashSet::from([first.context("the reader lost its connection")?]);
-        while let Ok(uid) = self.told.try_recv() {
+        while let Ok(uid) = self.committed.try_recv() {
             uids.insert(uid);
         }
         // By the whole key, all sent at once: the planner has no statistics of the table yet.
-        let look = async |uid: String| {
-            let found = self.client.query_opt(&self.question, &[&uid]).await?;
+        let read_row = async |uid: String| {
+            let found = self.client.query_opt(&self.query, &[&uid]).await?;
             anyhow::Ok((uid, found.map(|row| row.get::<_, String>(0))))
         };
-        let found = try_join_all(uids.into_iter().map(look)).await?;
+        let found = try_join_all(uids.into_iter().map(read_row)).await?;
         let now = Instant::now();
         let mut expected = expected.lock().unwrap_or_else(PoisonError::into_inner);
         let mut lags = Vec::new();

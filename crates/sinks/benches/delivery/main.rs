@@ -7,11 +7,11 @@
 #![expect(clippy::disallowed_methods, reason = "benchmarks start tasks and threads as they like")]
 
 mod bytes;
+mod destinations;
 mod downtime;
 mod fill;
 mod git;
 mod lag;
-mod places;
 mod restarts;
 mod rows;
 mod running;
@@ -28,10 +28,10 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use kollect_sinks::Policy;
+use destinations::{BenchDestination, Schema, SqliteFile, Stream, Tree};
+use kollect_sinks::SinkPolicy;
 use kollect_testbed::{Nats, Postgres};
-use lag::{Act, Reader};
-use places::{Place, Schema, SqliteFile, Stream, Tree};
+use lag::{Reader, RowEdit};
 use rows::Rows;
 use running::{Running, inventory};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
@@ -45,7 +45,7 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 /// Parts that can be run alone.
 const PARTS: [&str; 4] = ["git", "writes", "table", "faults"];
 /// How many times each time is measured.
-const TURNS: usize = 3;
+const ROUNDS: usize = 3;
 /// Changes per second of a busy cluster.
 const RATE: u32 = 500;
 
@@ -75,7 +75,7 @@ fn main() -> Result<()> {
             bench.bytes(&mut table).await?;
         }
         if wanted("table") {
-            bench.table_of_many(&mut table).await?;
+            bench.large_table(&mut table).await?;
         }
         if wanted("faults") {
             bench.downtime(&mut table).await?;
@@ -87,7 +87,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn tell(what: impl Display) {
+fn print_progress(what: impl Display) {
     println!("-- {what}");
 }
 
@@ -109,11 +109,17 @@ async fn settled() -> usize {
 }
 
 /// Changes single rows, as many as there are.
-async fn writes_of(name: &str, place: &impl Place, changes: usize, table: &mut Table) -> Result<()> {
-    tell(format_args!("{name}: {changes} changes of single rows"));
+async fn writes_of(
+    name: &str,
+    destination: &impl BenchDestination,
+    changes: usize,
+    table: &mut Table,
+) -> Result<()> {
+    print_progress(format_args!("{name}: {changes} changes of single rows"));
     let began = Instant::now();
-    let Writes { changes: written, statuses, restart } = writes::measure(place, changes, changes).await?;
-    tell(format_args!("{name}: after {:.1} s", began.elapsed().as_secs_f64()));
+    let Writes { changes: written, statuses, restart } =
+        writes::measure(destination, changes, changes).await?;
+    print_progress(format_args!("{name}: after {:.1} s", began.elapsed().as_secs_f64()));
     table.check(&format!("{name}: rows written / rows changed"), float(written) / float(changes), 1.05);
     table.check(&format!("{name}: rows written, 400 statuses changed"), float(statuses), 0.0);
     table.check(&format!("{name}: rows written, restart"), float(restart), 0.0);
@@ -140,25 +146,33 @@ impl Bench<'_> {
 
     async fn git(&self, table: &mut Table) -> Result<()> {
         let (files, changes) = (self.count / 10, self.count / 100);
-        tell(format_args!("a branch of {files} files, then {changes} commits"));
+        print_progress(format_args!("a branch of {files} files, then {changes} commits"));
         let mut measured = git::measure(files, changes).await?;
         let (first, program) = (measured.first.as_secs_f64(), measured.program.as_secs_f64());
-        table.tell(&format!("Git, {files} files: git add, commit and push, s"), program);
+        table.report(&format!("Git, {files} files: git add, commit and push, s"), program);
         table.check(&format!("Git, {files} files: first export / git program"), first / program, 2.0);
         let ms = |all: &mut Vec<Duration>, percent: usize| {
             all.sort_unstable();
             all.get((all.len().saturating_sub(1)) * percent / 100)
                 .map_or(0.0, |took| took.as_secs_f64() * 1e3)
         };
-        table.check("Git: one changed file in a directory, p50, ms", ms(&mut measured.here, 50), 150.0);
-        table.tell("Git: one changed file over HTTPS, p50, ms", ms(&mut measured.changes, 50));
-        table.tell("Git: one changed file over HTTPS, p99, ms", ms(&mut measured.changes, 99));
+        table.check(
+            "Git: one changed file in a directory, p50, ms",
+            ms(&mut measured.in_directory, 50),
+            150.0,
+        );
+        table.report("Git: one changed file over HTTPS, p50, ms", ms(&mut measured.changes, 50));
+        table.report("Git: one changed file over HTTPS, p99, ms", ms(&mut measured.changes, 99));
         table.check("Git: objects sent per changed file", float(measured.objects), 10.0);
-        let (held, most) = measured.mirror;
+        let (first_size, max_size) = measured.mirror;
         #[expect(clippy::cast_precision_loss, reason = "digits beyond f64 precision are not needed")]
-        let (held, most, memory) = (held as f64, most as f64, measured.memory as f64);
-        table.tell("Git: mirror after the first export, MB", held / 1e6);
-        table.check(&format!("Git: mirror in {changes} commits, at most / at first"), most / held, 2.0);
+        let (first_size, max_size, memory) = (first_size as f64, max_size as f64, measured.memory as f64);
+        table.report("Git: mirror after the first export, MB", first_size / 1e6);
+        table.check(
+            &format!("Git: mirror in {changes} commits, at most / at first"),
+            max_size / first_size,
+            2.0,
+        );
         table.check("Git: memory above idle, at most, MB", memory / 1e6, 60.0);
         Ok(())
     }
@@ -166,57 +180,68 @@ impl Bench<'_> {
     async fn bytes(&self, table: &mut Table) -> Result<()> {
         for (mode, name) in [("perResource", "a file per row"), ("document", "one document")] {
             for count in [self.count / 100, self.count / 10] {
-                tell(format_args!("bytes of {name} with {count} rows"));
+                print_progress(format_args!("bytes of {name} with {count} rows"));
                 let bytes = bytes::measure(&Tree::new(mode)?, count, 50).await?;
                 let (bytes, row) = (bytes.per_change / 1e3, bytes.held / 1e3 / float(count));
-                table.tell(&format!("{name}, {count} rows of {row:.1} KB: KB per change"), bytes);
+                table.report(&format!("{name}, {count} rows of {row:.1} KB: KB per change"), bytes);
             }
         }
         Ok(())
     }
 
     /// Fills a table, and changes it.
-    async fn table_of_many(&self, table: &mut Table) -> Result<()> {
+    async fn large_table(&self, table: &mut Table) -> Result<()> {
         let rows = Arc::new(Rows::filled(self.count)?);
         let copy = fill::Copy::of(&rows)?;
         // Creates the table whose definition the reference measurement copies.
         let like = Schema { server: self.server, name: "bare" };
-        drop(kollect_sinks::open(&like.plan()?, &Policy::default()).await?);
+        drop(kollect_sinks::open(&like.plan()?, &SinkPolicy::default()).await?);
         let (mut bare, mut filled) = (Duration::MAX, Duration::MAX);
         let mut last: Option<(Schema<'_>, usize, Running)> = None;
-        for (turn, name) in (1..).zip(["first", "second", "third"]) {
+        for (round, name) in (1..).zip(["first", "second", "third"]) {
             if let Some((.., running)) = last.take() {
                 running.stop().await;
             }
             let took = copy.run(self.server, &like.table(), &format!("bare.{name}")).await?;
-            tell(format_args!("turn {turn}: {} rows copied after {:.2} s", self.count, took.as_secs_f64()));
+            print_progress(format_args!(
+                "turn {round}: {} rows copied after {:.2} s",
+                self.count,
+                took.as_secs_f64()
+            ));
             bare = bare.min(took);
             self.server.psql("CHECKPOINT")?;
-            let place = Schema { server: self.server, name };
+            let destination = Schema { server: self.server, name };
             let (before, began) = (settled().await, Instant::now());
-            let mut running = Running::start(&rows, place.plan()?);
+            let mut running = Running::start(&rows, destination.plan()?);
             running.compared().await?;
             let took = began.elapsed();
-            tell(format_args!("turn {turn}: {} rows filled after {:.2} s", self.count, took.as_secs_f64()));
+            print_progress(format_args!(
+                "turn {round}: {} rows filled after {:.2} s",
+                self.count,
+                took.as_secs_f64()
+            ));
             filled = filled.min(took);
-            last = Some((place, settled().await.saturating_sub(before), running));
+            last = Some((destination, settled().await.saturating_sub(before), running));
         }
         drop(copy);
-        let (place, bytes, running) = last.context("there was no turn")?;
-        table.tell(&format!("{} rows: bare COPY, fastest of {TURNS}, s", self.count), bare.as_secs_f64());
-        table.tell(&format!("{} rows: first fill, fastest of {TURNS}, s", self.count), filled.as_secs_f64());
+        let (destination, bytes, running) = last.context("there was no turn")?;
+        table.report(&format!("{} rows: bare COPY, fastest of {ROUNDS}, s", self.count), bare.as_secs_f64());
+        table.report(
+            &format!("{} rows: first fill, fastest of {ROUNDS}, s", self.count),
+            filled.as_secs_f64(),
+        );
         table.check("first fill / bare COPY", filled.as_secs_f64() / bare.as_secs_f64(), 1.5);
-        self.baseline(&place, table).await?;
+        self.baseline(&destination, table).await?;
         table.check("memory of a binding, bytes per row", float(bytes) / float(self.count), 100.0);
-        self.lags(&rows, &place, table).await?;
+        self.lags(&rows, &destination, table).await?;
         running.stop().await;
         Ok(())
     }
 
-    async fn baseline(&self, place: &Schema<'_>, table: &mut Table) -> Result<()> {
-        let sink = kollect_sinks::open(&place.plan()?, &Policy::default()).await?;
+    async fn baseline(&self, destination: &Schema<'_>, table: &mut Table) -> Result<()> {
+        let sink = kollect_sinks::open(&destination.plan()?, &SinkPolicy::default()).await?;
         let mut took = Duration::MAX;
-        for _ in 0..TURNS {
+        for _ in 0..ROUNDS {
             let began = Instant::now();
             let held = sink.baseline(&inventory()).await?.len();
             took = took.min(began.elapsed());
@@ -226,34 +251,34 @@ impl Bench<'_> {
         Ok(())
     }
 
-    async fn lags(&self, rows: &Arc<Rows>, place: &Schema<'_>, table: &mut Table) -> Result<()> {
-        let mut reader = Reader::connect(place).await?;
+    async fn lags(&self, rows: &Arc<Rows>, destination: &Schema<'_>, table: &mut Table) -> Result<()> {
+        let mut reader = Reader::connect(destination).await?;
         let few = self.count / 100;
         let many = few * 5;
-        tell(format_args!("{few} changes and as many removals, one after the other"));
-        let lags = lag::one_by_one(rows, &mut reader, 0..few, Act::Change(1)).await?;
+        print_progress(format_args!("{few} changes and as many removals, one after the other"));
+        let lags = lag::one_by_one(rows, &mut reader, 0..few, RowEdit::Change(1)).await?;
         table.check("change until visible, p50, ms", lags.percentile(50), 12.0);
         table.check("change until visible, p99, ms", lags.percentile(99), 40.0);
-        let lags = lag::one_by_one(rows, &mut reader, 0..few, Act::Remove).await?;
+        let lags = lag::one_by_one(rows, &mut reader, 0..few, RowEdit::Remove).await?;
         table.check("removal until visible, p50, ms", lags.percentile(50), 12.0);
         table.check("removal until visible, p99, ms", lags.percentile(99), 40.0);
-        tell(format_args!("{many} changes and as many removals, {RATE} per second"));
+        print_progress(format_args!("{many} changes and as many removals, {RATE} per second"));
         let indexes = few..few + many;
-        let lags = lag::paced(rows, &mut reader, indexes.clone(), RATE, Act::Change(2)).await?;
-        table.tell(&format!("{RATE} changes/s until visible, p50, ms"), lags.percentile(50));
+        let lags = lag::paced(rows, &mut reader, indexes.clone(), RATE, RowEdit::Change(2)).await?;
+        table.report(&format!("{RATE} changes/s until visible, p50, ms"), lags.percentile(50));
         table.check(&format!("{RATE} changes/s until visible, p99, ms"), lags.percentile(99), 250.0);
-        let lags = lag::paced(rows, &mut reader, indexes, RATE, Act::Remove).await?;
-        table.tell(&format!("{RATE} removals/s until visible, p50, ms"), lags.percentile(50));
+        let lags = lag::paced(rows, &mut reader, indexes, RATE, RowEdit::Remove).await?;
+        table.report(&format!("{RATE} removals/s until visible, p50, ms"), lags.percentile(50));
         table.check(&format!("{RATE} removals/s until visible, p99, ms"), lags.percentile(99), 250.0);
         Ok(())
     }
 
     async fn downtime(&self, table: &mut Table) -> Result<()> {
         let (count, changes) = (self.count / 10, self.count * 10);
-        tell(format_args!("a server that is down for {changes} changes of {count} rows"));
+        print_progress(format_args!("a server that is down for {changes} changes of {count} rows"));
         let downtime = downtime::measure(count, changes, allocated).await?;
         let bytes = float(downtime.bytes) / float(count);
-        table.tell(&format!("down for {changes} changes: bytes per row"), bytes);
+        table.report(&format!("down for {changes} changes: bytes per row"), bytes);
         table.check(&format!("down for {changes} changes: deltas"), float(downtime.deltas), 1.0);
         table.check(&format!("down for {changes} changes: rows written"), float(downtime.rows), float(count));
         Ok(())
@@ -261,12 +286,15 @@ impl Bench<'_> {
 
     async fn restarts(&self, table: &mut Table) -> Result<()> {
         let count = self.count / 10;
-        tell(format_args!("a reader of {count} rows through ten restarts"));
-        let place = Schema { server: self.server, name: "restarts" };
-        let seen = restarts::measure(&place, count, 10).await?;
-        table.tell("ten restarts: looks of a reader", float(seen.looks));
-        table.tell("ten restarts: ms between two looks", seen.took.as_secs_f64() * 1e3 / float(seen.looks));
-        table.check("ten restarts: incomplete states seen", float(seen.incomplete), 0.0);
+        print_progress(format_args!("a reader of {count} rows through ten restarts"));
+        let destination = Schema { server: self.server, name: "restarts" };
+        let counts = restarts::measure(&destination, count, 10).await?;
+        table.report("ten restarts: looks of a reader", float(counts.reads));
+        table.report(
+            "ten restarts: ms between two looks",
+            counts.took.as_secs_f64() * 1e3 / float(counts.reads),
+        );
+        table.check("ten restarts: incomplete states seen", float(counts.incomplete), 0.0);
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Result;
-use kollect_engine::store::{KindRows, Origin, StoreReader, StoreWriter, Visibility, store};
+use kollect_engine::store::{KindRows, RowOrigin, StoreReader, StoreWriter, Visibility, store};
 use kollect_model::{
     crd::shapes::Gvk,
     row::{Row, RowDigest, RowKey, TargetId},
@@ -69,7 +69,7 @@ impl Rows {
     pub(crate) fn fill(&self, editions: &[Option<u64>]) -> Result<()> {
         for (index, edition) in editions.iter().enumerate() {
             if let Some(edition) = edition {
-                self.kind.upsert(self.row(index, *edition)?, Origin::default(), None);
+                self.kind.upsert(self.row(index, *edition)?, RowOrigin::default(), None);
             }
         }
         *self.editions() = editions.to_vec();
@@ -86,7 +86,7 @@ impl Rows {
     pub(crate) fn change(&self, index: usize, edition: u64) -> Result<RowDigest> {
         let row = self.row(index, edition)?;
         let digest = row.digest;
-        anyhow::ensure!(self.kind.upsert(row, Origin::default(), None), "row {index} was not changed");
+        anyhow::ensure!(self.kind.upsert(row, RowOrigin::default(), None), "row {index} was not changed");
         if let Some(known) = self.editions().get_mut(index) {
             *known = Some(edition);
         }
@@ -97,7 +97,7 @@ impl Rows {
     pub(crate) fn touch(&self, index: usize, version: u64) -> Result<()> {
         let edition = self.editions().get(index).copied().flatten().unwrap_or_default();
         let changed =
-            self.kind.upsert(self.row(index, edition)?, Origin { version, ..Origin::default() }, None);
+            self.kind.upsert(self.row(index, edition)?, RowOrigin { version, ..RowOrigin::default() }, None);
         anyhow::ensure!(!changed, "row {index} was changed");
         Ok(())
     }

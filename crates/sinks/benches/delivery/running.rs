@@ -11,17 +11,17 @@ use std::{
 use anyhow::{Context, Result};
 use async_trait::async_trait;
 use kollect_engine::{
-    deliver::{Deliveries, Wanted},
-    export::{Binding, BindingEvent, Open},
+    deliver::{Deliveries, WantedBinding},
+    export::{Binding, BindingEvent, OpenSink},
     tasks::Tasks,
 };
 use kollect_model::{
     batch::{Baseline, Batch, InventoryId, Receipt},
     binding::BindingName,
-    claim::{Claim, Claimant, Writer},
+    claim::{Claim, Claimant, WriterProgram},
     sink::{Atomicity, Delivery, Sink, SinkError},
 };
-use kollect_sinks::{Plan, Policy, Sinks};
+use kollect_sinks::{Plan, SinkPolicy, Sinks};
 use tokio::{
     sync::mpsc::{UnboundedReceiver, unbounded_channel},
     time::timeout,
@@ -37,8 +37,8 @@ pub(crate) fn inventory() -> InventoryId {
     InventoryId { cluster: String::new(), namespace: Some("team".into()), name: "all".into() }
 }
 
-/// An event of a binding.
-enum Said {
+/// What a binding reports, as far as it is measured.
+enum BindingReport {
     Compared(usize),
     Written(usize),
     Failed(String),
@@ -47,7 +47,7 @@ enum Said {
 /// A running binding.
 pub(crate) struct Running {
     deliveries: Deliveries,
-    said: UnboundedReceiver<Said>,
+    reports: UnboundedReceiver<BindingReport>,
     counts: Arc<Counts>,
 }
 
@@ -55,23 +55,26 @@ impl Running {
     /// Starts a binding with the pace of a database. Rows may still be pending.
     pub(crate) fn start(rows: &Rows, plan: Plan) -> Self {
         let counts = Arc::new(Counts::default());
-        let destination = Destination { plan, sinks: Sinks::default(), counts: counts.clone() };
-        let claimant =
-            Claimant { owner: Some("cluster".into()), writer: Writer::Operator, ..Claimant::default() };
+        let destination = CountedDestination { plan, sinks: Sinks::default(), counts: counts.clone() };
+        let claimant = Claimant {
+            owner: Some("cluster".into()),
+            writer: WriterProgram::Operator,
+            ..Claimant::default()
+        };
         let binding = Binding {
             generation: 1,
             targets: vec![target()],
             ..Binding::new(inventory(), claimant, "here".into(), Arc::new(destination))
         };
-        let (tell, said) = unbounded_channel();
+        let (sender, reports) = unbounded_channel();
         let mut deliveries =
-            Deliveries::new(rows.reader.clone(), Tasks::default(), Arc::new(|| true), move |_, _, told| {
-                let heard = match told {
-                    BindingEvent::Compared(outcome) => Said::Compared(outcome.delta.len()),
-                    BindingEvent::Written(delta, _) => Said::Written(delta.len()),
+            Deliveries::new(rows.reader.clone(), Tasks::default(), Arc::new(|| true), move |_, _, event| {
+                let report = match event {
+                    BindingEvent::Compared(outcome) => BindingReport::Compared(outcome.delta.len()),
+                    BindingEvent::Written(delta, _) => BindingReport::Written(delta.len()),
                     BindingEvent::Failed { error, .. }
                     | BindingEvent::NotCleaned { error, .. }
-                    | BindingEvent::ClaimLost(error) => Said::Failed(chain(error)),
+                    | BindingEvent::ClaimLost(error) => BindingReport::Failed(chain(error)),
                     BindingEvent::Claimed(_)
                     | BindingEvent::RemovalsHeld(_)
                     | BindingEvent::Paused { .. }
@@ -82,21 +85,21 @@ impl Running {
                     | BindingEvent::Cleaned { .. } => return,
                 };
                 // The receiver may be closed already.
-                tell.send(heard).ok();
+                sender.send(report).ok();
             });
-        let wanted = Wanted { binding: Arc::new(binding), suspended: false };
+        let wanted = WantedBinding { binding: Arc::new(binding), suspended: false };
         let name = BindingName { inventory: (&inventory()).into(), sink: "database/all".into() };
         deliveries.set([(name, wanted)].into(), Vec::new());
-        Self { deliveries, said, counts }
+        Self { deliveries, reports, counts }
     }
 
     /// Waits until the sink has been compared. Returns how many rows differed.
     pub(crate) async fn compared(&mut self) -> Result<usize> {
         loop {
             match self.next().await? {
-                Said::Compared(rows) => return Ok(rows),
-                Said::Written(_) => {}
-                Said::Failed(error) => anyhow::bail!("the binding failed: {error}"),
+                BindingReport::Compared(rows) => return Ok(rows),
+                BindingReport::Written(_) => {}
+                BindingReport::Failed(error) => anyhow::bail!("the binding failed: {error}"),
             }
         }
     }
@@ -104,7 +107,7 @@ impl Running {
     /// Like [`Self::compared`], ignoring failures before it.
     pub(crate) async fn recovered(&mut self) -> Result<usize> {
         loop {
-            if let Said::Compared(rows) = self.next().await? {
+            if let BindingReport::Compared(rows) = self.next().await? {
                 return Ok(rows);
             }
         }
@@ -112,16 +115,16 @@ impl Running {
 
     /// Waits until the binding has noticed that the sink is down.
     pub(crate) async fn failed(&mut self) -> Result<()> {
-        while !matches!(self.next().await?, Said::Failed(_)) {}
+        while !matches!(self.next().await?, BindingReport::Failed(_)) {}
         Ok(())
     }
 
     /// Waits for a write of changes. Returns how many rows it had.
     pub(crate) async fn written(&mut self) -> Result<usize> {
         match self.next().await? {
-            Said::Written(rows) => Ok(rows),
-            Said::Compared(_) => anyhow::bail!("the binding compared without need"),
-            Said::Failed(error) => anyhow::bail!("the binding failed: {error}"),
+            BindingReport::Written(rows) => Ok(rows),
+            BindingReport::Compared(_) => anyhow::bail!("the binding compared without need"),
+            BindingReport::Failed(error) => anyhow::bail!("the binding failed: {error}"),
         }
     }
 
@@ -135,8 +138,8 @@ impl Running {
         self.deliveries.stop().await;
     }
 
-    async fn next(&mut self) -> Result<Said> {
-        timeout(LIMIT, self.said.recv())
+    async fn next(&mut self) -> Result<BindingReport> {
+        timeout(LIMIT, self.reports.recv())
             .await
             .context("the binding is silent")?
             .context("the binding is gone")
@@ -159,16 +162,16 @@ struct Counts {
 }
 
 /// Opens sinks whose writes are counted.
-struct Destination {
+struct CountedDestination {
     plan: Plan,
     sinks: Sinks,
     counts: Arc<Counts>,
 }
 
 #[async_trait]
-impl Open for Destination {
+impl OpenSink for CountedDestination {
     async fn open(&self) -> Result<Box<dyn Sink>, SinkError> {
-        let sink = self.sinks.open(&self.plan, &Policy::default()).await?;
+        let sink = self.sinks.open(&self.plan, &SinkPolicy::default()).await?;
         Ok(Box::new(Counted { sink, counts: self.counts.clone() }))
     }
 }

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::{places::Place, rows::Rows, running::Running};
+use super::{destinations::BenchDestination, rows::Rows, running::Running};
 
 /// Objects whose status changes.
 const STATUSES: usize = 400;
@@ -19,31 +19,35 @@ pub(crate) struct Writes {
 }
 
 /// Writes rows, changes single ones, and restarts.
-pub(crate) async fn measure(place: &impl Place, count: usize, changes: usize) -> Result<Writes> {
+pub(crate) async fn measure(
+    destination: &impl BenchDestination,
+    count: usize,
+    changes: usize,
+) -> Result<Writes> {
     let rows = Rows::filled(count)?;
-    let mut running = Running::start(&rows, place.plan()?);
+    let mut running = Running::start(&rows, destination.plan()?);
     anyhow::ensure!(running.compared().await? == count, "not all rows were written at first");
-    place.count().await?;
+    destination.count().await?;
     for (number, index) in (1..).zip((0..count).cycle().take(changes)) {
         rows.change(index, number)?;
         running.written().await?;
     }
-    let singles = place.written().await?;
+    let singles = destination.written().await?;
     for index in (0..count).cycle().take(STATUSES) {
         rows.touch(index, u64::MAX)?;
     }
     // This write comes after everything that could have been written for the statuses.
     rows.change(0, u64::from(u32::MAX))?;
     running.written().await?;
-    let statuses = place.written().await? - singles - 1;
+    let statuses = destination.written().await? - singles - 1;
     running.stop().await;
-    let before = place.written().await?;
-    let again = Rows::pending();
-    let mut running = Running::start(&again, place.plan()?);
-    again.fill(&rows.contents())?;
-    let told = running.compared().await?;
+    let before = destination.written().await?;
+    let refilled = Rows::pending();
+    let mut running = Running::start(&refilled, destination.plan()?);
+    refilled.fill(&rows.contents())?;
+    let compared = running.compared().await?;
     running.stop().await;
-    let restart = place.written().await? - before;
-    anyhow::ensure!(told == restart, "{told} rows were told and {restart} written");
+    let restart = destination.written().await? - before;
+    anyhow::ensure!(compared == restart, "{compared} rows were told and {restart} written");
     Ok(Writes { changes: singles, statuses, restart })
 }

@@ -6,7 +6,7 @@ use ipnet::{Ipv4Net, Ipv6Net};
 
 /// Which setting allows connections to an address, the least restricted first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Class {
+pub(super) enum AddressKind {
     /// Always allowed.
     Public,
     /// Allowed by `--allow-private-sinks`, or by its range.
@@ -17,40 +17,40 @@ pub(super) enum Class {
     Never,
 }
 
-type Found = (Class, &'static str);
+type AddressClass = (AddressKind, &'static str);
 
-const PUBLIC: Found = (Class::Public, "a public address");
-const PRIVATE: Found = (Class::Private, "a private address");
+const PUBLIC: AddressClass = (AddressKind::Public, "a public address");
+const PRIVATE: AddressClass = (AddressKind::Private, "a private address");
 
 /// Ranges and their classes. The first match counts.
-const V4: &[(Ipv4Net, Found)] = &[
-    (v4([0, 0, 0, 0], 8), (Class::Never, "no address of a host")),
-    (v4([127, 0, 0, 0], 8), (Class::Closed, "a loopback address")),
-    (v4([169, 254, 0, 0], 16), (Class::Closed, "a link-local address, where metadata services are")),
-    (v4([100, 64, 0, 0], 10), (Class::Closed, "a shared address of providers")),
-    (v4([198, 18, 0, 0], 15), (Class::Closed, "an address for benchmarks")),
+const V4: &[(Ipv4Net, AddressClass)] = &[
+    (v4([0, 0, 0, 0], 8), (AddressKind::Never, "no address of a host")),
+    (v4([127, 0, 0, 0], 8), (AddressKind::Closed, "a loopback address")),
+    (v4([169, 254, 0, 0], 16), (AddressKind::Closed, "a link-local address, where metadata services are")),
+    (v4([100, 64, 0, 0], 10), (AddressKind::Closed, "a shared address of providers")),
+    (v4([198, 18, 0, 0], 15), (AddressKind::Closed, "an address for benchmarks")),
     // One cloud provider has its metadata service here.
-    (v4([192, 0, 0, 0], 24), (Class::Closed, "an address of IETF protocols")),
-    (v4([168, 63, 129, 16], 32), (Class::Closed, "the service address of a cloud's nodes")),
+    (v4([192, 0, 0, 0], 24), (AddressKind::Closed, "an address of IETF protocols")),
+    (v4([168, 63, 129, 16], 32), (AddressKind::Closed, "the service address of a cloud's nodes")),
     (v4([10, 0, 0, 0], 8), PRIVATE),
     (v4([172, 16, 0, 0], 12), PRIVATE),
     (v4([192, 168, 0, 0], 16), PRIVATE),
-    (v4([224, 0, 0, 0], 4), (Class::Never, "a multicast address")),
-    (v4([240, 0, 0, 0], 4), (Class::Never, "a reserved address")),
+    (v4([224, 0, 0, 0], 4), (AddressKind::Never, "a multicast address")),
+    (v4([240, 0, 0, 0], 4), (AddressKind::Never, "a reserved address")),
 ];
 
-const V6: &[(Ipv6Net, Found)] = &[
-    (v6([0, 0, 0, 0, 0, 0, 0, 0], 128), (Class::Never, "no address of a host")),
-    (v6([0, 0, 0, 0, 0, 0, 0, 1], 128), (Class::Closed, "a loopback address")),
-    (v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10), (Class::Closed, "a link-local address")),
-    (v6([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10), (Class::Closed, "a site-local address")),
+const V6: &[(Ipv6Net, AddressClass)] = &[
+    (v6([0, 0, 0, 0, 0, 0, 0, 0], 128), (AddressKind::Never, "no address of a host")),
+    (v6([0, 0, 0, 0, 0, 0, 0, 1], 128), (AddressKind::Closed, "a loopback address")),
+    (v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10), (AddressKind::Closed, "a link-local address")),
+    (v6([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10), (AddressKind::Closed, "a site-local address")),
     // Formally private, but used by the metadata services of two cloud providers.
-    (v6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0], 32), (Class::Closed, "an address of metadata services")),
-    (v6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0], 32), (Class::Closed, "an address of metadata services")),
+    (v6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0], 32), (AddressKind::Closed, "an address of metadata services")),
+    (v6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0], 32), (AddressKind::Closed, "an address of metadata services")),
     (v6([0xfc00, 0, 0, 0, 0, 0, 0, 0], 7), PRIVATE),
     // The position of the embedded IPv4 address depends on a prefix length that we do not know.
-    (v6([0x64, 0xff9b, 1, 0, 0, 0, 0, 0], 48), (Class::Closed, "an address of a local translator")),
-    (v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8), (Class::Never, "a multicast address")),
+    (v6([0x64, 0xff9b, 1, 0, 0, 0, 0, 0], 48), (AddressKind::Closed, "an address of a local translator")),
+    (v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8), (AddressKind::Never, "a multicast address")),
 ];
 
 const fn v4(first: [u8; 4], prefix: u8) -> Ipv4Net {
@@ -62,7 +62,7 @@ const fn v6(first: [u16; 8], prefix: u8) -> Ipv6Net {
 }
 
 /// The class of an address, ignoring an IPv4 address that it embeds.
-pub(super) fn class(address: IpAddr) -> Found {
+pub(super) fn class(address: IpAddr) -> AddressClass {
     let found = match address {
         IpAddr::V4(address) => V4.iter().find(|(range, _)| range.contains(&address)).map(|(_, found)| *found),
         IpAddr::V6(address) => V6.iter().find(|(range, _)| range.contains(&address)).map(|(_, found)| *found),
@@ -95,25 +95,25 @@ pub(super) fn embedded(address: IpAddr) -> Option<Ipv4Addr> {
 
 /// The address that a text spells for a resolver: `127.1`, `0x7f.1`, `2130706433` and `017700000001` are
 /// all 127.0.0.1.
-pub(super) fn spelled(text: &str) -> Option<IpAddr> {
+pub(super) fn parse_spelling(text: &str) -> Option<IpAddr> {
     // A zone names an interface and does not change the address.
     let address = text.split_once('%').map_or(text, |(address, _)| address);
-    address.parse().ok().or_else(|| in_numbers(text).map(IpAddr::V4))
+    address.parse().ok().or_else(|| parse_numbers(text).map(IpAddr::V4))
 }
 
 /// One to four numbers, decimal, octal or hexadecimal; the last one fills the bytes that are left.
-fn in_numbers(text: &str) -> Option<Ipv4Addr> {
-    let parts: Vec<u64> = text.split('.').map(number).collect::<Option<_>>()?;
+fn parse_numbers(text: &str) -> Option<Ipv4Addr> {
+    let parts: Vec<u64> = text.split('.').map(parse_number).collect::<Option<_>>()?;
     let (last, bytes) = parts.split_last()?;
-    let left = 4_usize.checked_sub(bytes.len()).filter(|left| *left > 0)?;
-    if bytes.iter().any(|byte| *byte > 255) || last >> (8 * left) != 0 {
+    let remaining = 4_usize.checked_sub(bytes.len()).filter(|remaining| *remaining > 0)?;
+    if bytes.iter().any(|byte| *byte > 255) || last >> (8 * remaining) != 0 {
         return None;
     }
     let high = bytes.iter().fold(0, |sum, byte| sum << 8 | byte);
-    u32::try_from(high << (8 * left) | last).ok().map(Ipv4Addr::from_bits)
+    u32::try_from(high << (8 * remaining) | last).ok().map(Ipv4Addr::from_bits)
 }
 
-fn number(text: &str) -> Option<u64> {
+fn parse_number(text: &str) -> Option<u64> {
     let (digits, radix) = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         // Some resolvers refuse a prefix without digits, others read it as zero.
         Some("") => ("0", 16),

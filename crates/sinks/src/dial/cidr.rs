@@ -22,7 +22,8 @@ impl FromStr for Cidr {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (address, prefix) = text.split_once('/').map_or((text, None), |(a, b)| (a, Some(b)));
+        let (address, prefix) =
+            text.split_once('/').map_or((text, None), |(address, prefix)| (address, Some(prefix)));
         let wrong = || format!("{text:?} is not a range of addresses; write 10.0.0.0/8 or fd12::/16");
         // The standard library reads addresses and refuses 010.0.0.0, which is 8.0.0.0 for some resolvers.
         let address: IpAddr = address.parse().map_err(|_| wrong())?;
@@ -49,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_begin_and_end_where_they_say() {
+    fn a_range_contains_its_first_and_last_address_and_no_neighbour() {
         for (range, inside, outside) in [
             ("10.0.0.0/8", ["10.0.0.0", "10.255.255.255"], ["9.255.255.255", "11.0.0.0"]),
             ("192.0.2.7", ["192.0.2.7", "192.0.2.7"], ["192.0.2.6", "192.0.2.8"]),
@@ -70,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_range_is_refused_with_advice() {
+    fn a_text_that_is_not_a_range_is_refused_with_advice() {
         for text in [
             "",
             "10",

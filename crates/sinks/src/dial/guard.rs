@@ -7,8 +7,8 @@ use std::{
 
 use super::{
     Cidr,
-    address::{self, Class, embedded, spelled},
-    plain,
+    address::{self, AddressKind, embedded, parse_spelling},
+    normalized,
 };
 
 /// Names of this machine.
@@ -27,7 +27,7 @@ const METADATA: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254));
 
 /// What sinks of one namespace may connect to: public addresses, and those that the operator's flags allow.
 #[derive(Clone, Debug, Default)]
-pub struct Guard {
+pub struct AddressGuard {
     /// The namespace of the sinks. It is used in advice only and has no effect on decisions.
     pub namespace: String,
     /// RFC 1918 and unique local addresses, by `--allow-private-sinks`.
@@ -42,7 +42,7 @@ pub struct Guard {
 
 /// Guards that allow the same servers are equal, also those of two namespaces: their sinks may share
 /// connections.
-impl PartialEq for Guard {
+impl PartialEq for AddressGuard {
     fn eq(&self, other: &Self) -> bool {
         let rules = |guard: &Self| {
             let Self { namespace: _, allow_private, allowed, denied, api_servers } = guard.clone();
@@ -52,7 +52,7 @@ impl PartialEq for Guard {
     }
 }
 
-impl Eq for Guard {}
+impl Eq for AddressGuard {}
 
 /// A name or an address of the API server, and its port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub struct ApiServer {
 
 /// Why sinks may not connect to a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct RefusedAddress {
     /// The server, with its address if that has been resolved.
     server: String,
     /// What kind of address or name the server is.
@@ -76,7 +76,7 @@ pub struct Refusal {
     general_advice: String,
 }
 
-impl Refusal {
+impl RefusedAddress {
     fn new(server: impl Into<String>, what: impl Into<String>, advice: impl Into<String>) -> Self {
         let advice = advice.into();
         Self { server: server.into(), what: what.into(), general_advice: advice.clone(), advice }
@@ -88,7 +88,7 @@ impl Refusal {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for RefusedAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&sentence(&self.server, &self.what, &self.advice))
     }
@@ -98,41 +98,45 @@ fn sentence(server: &str, what: &str, advice: &str) -> String {
     if advice.is_empty() { format!("{server} {what}") } else { format!("{server} {what}; {advice}") }
 }
 
-impl Guard {
+impl AddressGuard {
     /// Checks a server without asking a resolver: names that stand for closed addresses, and addresses in every
     /// spelling that resolvers accept.
-    pub(super) fn check_server(&self, host: &str, port: u16) -> Result<(), Refusal> {
-        let name = plain(host);
+    pub(super) fn check_server(&self, host: &str, port: u16) -> Result<(), RefusedAddress> {
+        let name = normalized(host);
         if name.is_empty() || name.contains(|c: char| c.is_whitespace() || c.is_control() || c == '/') {
-            return Err(Refusal::new(format!("{host:?}"), "is not the name of a host", ""));
+            return Err(RefusedAddress::new(format!("{host:?}"), "is not the name of a host", ""));
         }
-        if let Some(address) = spelled(&name) {
+        if let Some(address) = parse_spelling(&name) {
             self.check_address(&name, address)?;
         }
         let is_api_server = |server: &ApiServer| {
-            let same = match (spelled(&plain(&server.host)), spelled(&name)) {
+            let same = match (parse_spelling(&normalized(&server.host)), parse_spelling(&name)) {
                 (Some(server), Some(address)) => is_same_host(server, address),
-                _ => plain(&server.host) == name,
+                _ => normalized(&server.host) == name,
             };
             same && server.port == port
         };
         if self.api_servers.iter().any(is_api_server) {
             return Err(api_server_refusal(&name));
         }
-        let closes = |addresses: &[IpAddr]| !addresses.iter().any(|address| self.opens(*address, None));
+        let all_closed = |addresses: &[IpAddr]| !addresses.iter().any(|address| self.allows(*address, None));
         let is_local = LOCAL_NAMES.contains(&&*name) || name.ends_with(".localhost");
-        if is_local && closes(&[Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]) {
+        if is_local && all_closed(&[Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]) {
             let flag = self.flag(&["127.0.0.0/8", "::1/128"]);
-            return Err(Refusal {
+            return Err(RefusedAddress {
                 general_advice: self.general_advice(),
-                ..Refusal::new(name, "is this machine, which sinks may not reach", opens_it(&flag))
+                ..RefusedAddress::new(name, "is this machine, which sinks may not reach", flag_advice(&flag))
             });
         }
-        if METADATA_NAMES.contains(&&*name) && closes(&[METADATA]) {
+        if METADATA_NAMES.contains(&&*name) && all_closed(&[METADATA]) {
             let flag = self.flag(&[&format!("{METADATA}/32")]);
-            return Err(Refusal {
+            return Err(RefusedAddress {
                 general_advice: self.general_advice(),
-                ..Refusal::new(name, "is a metadata service, which sinks may not reach", opens_it(&flag))
+                ..RefusedAddress::new(
+                    name,
+                    "is a metadata service, which sinks may not reach",
+                    flag_advice(&flag),
+                )
             });
         }
         Ok(())
@@ -144,7 +148,7 @@ impl Guard {
         host: &str,
         address: SocketAddr,
         api_server: &[IpAddr],
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RefusedAddress> {
         self.check_address(host, address.ip())?;
         if api_server.iter().any(|known| is_same_host(*known, address.ip())) {
             return Err(api_server_refusal(host));
@@ -152,15 +156,15 @@ impl Guard {
         Ok(())
     }
 
-    fn check_address(&self, host: &str, address: IpAddr) -> Result<(), Refusal> {
+    fn check_address(&self, host: &str, address: IpAddr) -> Result<(), RefusedAddress> {
         let shown = address.to_string();
         let server = if shown == host { shown } else { format!("{host} is {shown}, and that") };
         // Some IPv6 addresses embed an IPv4 address: both addresses are checked.
         let inner = embedded(address);
         if let Some(range) = self.denied.iter().find(|range| covers(range, address, inner)) {
-            return Err(Refusal {
+            return Err(RefusedAddress {
                 general_advice: String::new(),
-                ..Refusal::new(
+                ..RefusedAddress::new(
                     server,
                     "is denied to sinks by the operator's flag --deny-sink-cidrs",
                     format!("it is in {range}"),
@@ -170,28 +174,28 @@ impl Guard {
         let (class, what) = address::class(address);
         let (class, what) =
             inner.map(IpAddr::V4).map_or((class, what), |inner| address::class(inner).max((class, what)));
-        let one = inner.map_or(address, IpAddr::V4);
-        let one = format!("{one}/{}", if one.is_ipv4() { 32 } else { 128 });
+        let advised = inner.map_or(address, IpAddr::V4);
+        let advised_range = format!("{advised}/{}", if advised.is_ipv4() { 32 } else { 128 });
         let private = "the operator's flag --allow-private-sinks opens private addresses";
         let (advice, general_advice) = match class {
-            Class::Public => return Ok(()),
-            Class::Private if self.allow_private => return Ok(()),
-            Class::Private | Class::Closed if self.opens(address, inner) => return Ok(()),
-            Class::Private => (
-                format!("{private}, and {} this one", self.flag(&[&one])),
+            AddressKind::Public => return Ok(()),
+            AddressKind::Private if self.allow_private => return Ok(()),
+            AddressKind::Private | AddressKind::Closed if self.allows(address, inner) => return Ok(()),
+            AddressKind::Private => (
+                format!("{private}, and {} this one", self.flag(&[&advised_range])),
                 format!("{private}, and {} this one", self.flag(&["CIDR"])),
             ),
-            Class::Closed => (opens_it(&self.flag(&[&one])), self.general_advice()),
-            Class::Never => ("nothing opens it".to_owned(), "nothing opens it".to_owned()),
+            AddressKind::Closed => (flag_advice(&self.flag(&[&advised_range])), self.general_advice()),
+            AddressKind::Never => ("nothing opens it".to_owned(), "nothing opens it".to_owned()),
         };
         let what = format!("is {what}, which sinks may not reach");
-        Err(Refusal { server, what, advice, general_advice })
+        Err(RefusedAddress { server, what, advice, general_advice })
     }
 
     /// Whether a range allows an address and no range denies it.
-    fn opens(&self, address: IpAddr, inner: Option<Ipv4Addr>) -> bool {
-        let any = |ranges: &[Cidr]| ranges.iter().any(|range| covers(range, address, inner));
-        any(&self.allowed) && !any(&self.denied)
+    fn allows(&self, address: IpAddr, inner: Option<Ipv4Addr>) -> bool {
+        let any_covers = |ranges: &[Cidr]| ranges.iter().any(|range| covers(range, address, inner));
+        any_covers(&self.allowed) && !any_covers(&self.denied)
     }
 
     /// The flag that allows these ranges for the namespace.
@@ -205,11 +209,11 @@ impl Guard {
     }
 
     fn general_advice(&self) -> String {
-        opens_it(&self.flag(&["CIDR"]))
+        flag_advice(&self.flag(&["CIDR"]))
     }
 }
 
-fn opens_it(flag: &str) -> String {
+fn flag_advice(flag: &str) -> String {
     format!("the operator's flag {flag} opens it")
 }
 
@@ -217,13 +221,13 @@ fn covers(range: &Cidr, address: IpAddr, inner: Option<Ipv4Addr>) -> bool {
     range.contains(address) || inner.is_some_and(|inner| range.contains(inner.into()))
 }
 
-fn api_server_refusal(host: &str) -> Refusal {
-    Refusal::new(host, "is the API server at this port, which sinks may never reach", "")
+fn api_server_refusal(host: &str) -> RefusedAddress {
+    RefusedAddress::new(host, "is the API server at this port, which sinks may never reach", "")
 }
 
 /// Whether two addresses belong to one host. All loopback addresses do.
-fn is_same_host(a: IpAddr, b: IpAddr) -> bool {
-    let plain = |address: IpAddr| embedded(address).map_or(address, IpAddr::V4);
-    let (a, b) = (plain(a), plain(b));
-    a == b || a.is_loopback() && b.is_loopback()
+fn is_same_host(one: IpAddr, other: IpAddr) -> bool {
+    let unembedded = |address: IpAddr| embedded(address).map_or(address, IpAddr::V4);
+    let (one, other) = (unembedded(one), unembedded(other));
+    one == other || one.is_loopback() && other.is_loopback()
 }

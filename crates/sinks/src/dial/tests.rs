@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    address::{Class, class},
+    address::{AddressKind, class},
     *,
 };
 
@@ -15,7 +15,7 @@ fn ranges(texts: &[&str]) -> Vec<Cidr> {
 }
 
 fn guarded(allow_private: bool, allowed: &[&str]) -> Network {
-    Network::Guarded(Guard { allow_private, allowed: ranges(allowed), ..Guard::default() })
+    Network::Guarded(AddressGuard { allow_private, allowed: ranges(allowed), ..AddressGuard::default() })
 }
 
 fn check(network: &Network, host: &str) -> Result<(), String> {
@@ -23,7 +23,7 @@ fn check(network: &Network, host: &str) -> Result<(), String> {
 }
 
 /// Checks the answer of a resolver.
-async fn checked(network: &Network, answer: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, SinkError> {
+async fn resolve_answer(network: &Network, answer: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, SinkError> {
     let lookup = move |_, _| std::future::ready(Ok(answer.clone()));
     let resolved = network.resolve_with("db.example", 5432, &lookup).await;
     resolved.map_err(|error| error.into_sink_error("db.example", None))
@@ -119,7 +119,7 @@ fn each_range_is_closed_from_its_first_to_its_last_address() {
 }
 
 #[test]
-fn a_range_opens_its_addresses_and_no_others() {
+fn an_allowed_range_opens_its_addresses_and_no_others() {
     let network = guarded(false, &["127.0.0.1/32", "169.254.169.254", "fd12::/16"]);
     for host in
         ["127.0.0.1", "127.1", "::ffff:127.0.0.1", "fd12::1", "169.254.169.254", "localhost", "metadata"]
@@ -194,7 +194,7 @@ fn addresses_are_recognised_in_every_spelling() {
 
 /// Every text that this machine's resolver reads as a closed address is refused before the resolver is asked.
 #[test]
-fn the_resolver_knows_no_spelling_that_the_check_does_not() {
+fn the_check_recognises_every_spelling_that_the_resolver_accepts() {
     let network = guarded(false, &[]);
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = move |below: u64| {
@@ -212,8 +212,8 @@ fn the_resolver_knows_no_spelling_that_the_check_does_not() {
             .map(|part| {
                 let last = part == parts - 1;
                 let shift = if last { 0 } else { 24 - 8 * part };
-                let left = if last { 8 * (5 - parts) } else { 8 };
-                let value = (address >> shift) & ((1 << left) - 1);
+                let bits = if last { 8 * (5 - parts) } else { 8 };
+                let value = (address >> shift) & ((1 << bits) - 1);
                 match random(4) {
                     0 => format!("{value:#x}"),
                     1 => format!("0{value:o}"),
@@ -223,17 +223,18 @@ fn the_resolver_knows_no_spelling_that_the_check_does_not() {
             })
             .collect();
         let text = text.join(".");
-        let resolved: Vec<IpAddr> = (text.as_str(), 1).to_socket_addrs().unwrap().map(|a| a.ip()).collect();
+        let resolved: Vec<IpAddr> =
+            (text.as_str(), 1).to_socket_addrs().unwrap().map(|address| address.ip()).collect();
         assert_eq!(resolved, [IpAddr::from(Ipv4Addr::from_bits(u32::try_from(address).unwrap()))], "{text}");
-        let bad = class(resolved[0]).0 != Class::Public;
-        assert_eq!(check(&network, &text).is_err(), bad, "{text} is {resolved:?}");
-        refused += usize::from(bad);
+        let is_closed = class(resolved[0]).0 != AddressKind::Public;
+        assert_eq!(check(&network, &text).is_err(), is_closed, "{text} is {resolved:?}");
+        refused += usize::from(is_closed);
     }
     assert!(refused > 1_000, "{refused}");
 }
 
 #[tokio::test]
-async fn nothing_that_is_refused_at_admission_is_dialled() {
+async fn a_host_that_is_refused_at_admission_is_not_dialled() {
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let limit = Duration::from_secs(10);
@@ -249,7 +250,7 @@ async fn nothing_that_is_refused_at_admission_is_dialled() {
             "{text}"
         );
         for network in [Network::Open, guarded(false, &["127.0.0.0/8", "::1"])] {
-            let stream = network.connect(unbracketed(host), port, limit).await.unwrap();
+            let stream = network.connect(without_brackets(host), port, limit).await.unwrap();
             let (_, peer) = listener.accept().await.unwrap();
             assert_eq!(stream.local_addr().unwrap().port(), peer.port(), "{host}");
         }
@@ -257,22 +258,23 @@ async fn nothing_that_is_refused_at_admission_is_dialled() {
 }
 
 #[tokio::test]
-async fn one_bad_address_refuses_the_whole_answer() {
+async fn one_closed_address_refuses_all_addresses_of_the_host() {
     let network = guarded(false, &[]);
     let answer =
         |texts: &[&str]| texts.iter().map(|text| SocketAddr::new(text.parse().unwrap(), 5432)).collect();
-    let good: Vec<SocketAddr> = answer(&["8.8.8.8", "2606:4700::1"]);
-    assert_eq!(checked(&network, good.clone()).await.unwrap(), good);
-    for bad in ["127.0.0.1", "169.254.169.254", "10.0.0.1", "224.0.0.1", "0.0.0.0", "::", "ff02::1", "::1"] {
-        let error = checked(&network, answer(&["8.8.8.8", bad])).await.unwrap_err();
+    let public: Vec<SocketAddr> = answer(&["8.8.8.8", "2606:4700::1"]);
+    assert_eq!(resolve_answer(&network, public.clone()).await.unwrap(), public);
+    for closed in ["127.0.0.1", "169.254.169.254", "10.0.0.1", "224.0.0.1", "0.0.0.0", "::", "ff02::1", "::1"]
+    {
+        let error = resolve_answer(&network, answer(&["8.8.8.8", closed])).await.unwrap_err();
         assert_eq!(error.reason, SinkReason::Forbidden);
         let text = error.to_string();
         assert!(
-            text.starts_with(&format!("connect to db.example: db.example is {bad}, and that is ")),
+            text.starts_with(&format!("connect to db.example: db.example is {closed}, and that is ")),
             "{text}"
         );
     }
-    assert_eq!(checked(&network, Vec::new()).await.unwrap_err().reason, SinkReason::Unreachable);
+    assert_eq!(resolve_answer(&network, Vec::new()).await.unwrap_err().reason, SinkReason::Unreachable);
 }
 
 #[tokio::test]
@@ -294,7 +296,7 @@ async fn a_closed_port_is_unreachable() {
 
 #[test]
 fn refusals_name_the_flag_and_what_to_write() {
-    let guard = Guard { namespace: "team-a".into(), ..Guard::default() };
+    let guard = AddressGuard { namespace: "team-a".into(), ..AddressGuard::default() };
     let network = Network::Guarded(guard.clone());
     for (host, text, without_address) in [
         (
@@ -323,7 +325,7 @@ fn refusals_name_the_flag_and_what_to_write() {
         assert_eq!(refusal.to_string(), text);
         assert_eq!(refusal.without_address(), without_address);
     }
-    let denied = Network::Guarded(Guard { denied: ranges(&["8.8.0.0/16"]), ..guard });
+    let denied = Network::Guarded(AddressGuard { denied: ranges(&["8.8.0.0/16"]), ..guard });
     let refusal = denied.check_server("8.8.8.8", 5432).unwrap_err();
     let flag = "is denied to sinks by the operator's flag --deny-sink-cidrs";
     assert_eq!(refusal.to_string(), format!("8.8.8.8 {flag}; it is in 8.8.0.0/16"));
@@ -331,12 +333,12 @@ fn refusals_name_the_flag_and_what_to_write() {
 }
 
 #[tokio::test]
-async fn what_is_denied_is_closed_whatever_opens_it() {
-    let guard = Guard {
+async fn a_denied_range_is_closed_even_if_another_flag_allows_it() {
+    let guard = AddressGuard {
         allow_private: true,
         allowed: ranges(&["127.0.0.0/8", "10.1.0.0/16"]),
         denied: ranges(&["127.0.0.0/8", "10.1.2.0/24", "8.8.8.8"]),
-        ..Guard::default()
+        ..AddressGuard::default()
     };
     let network = Network::Guarded(guard);
     for host in
@@ -348,7 +350,7 @@ async fn what_is_denied_is_closed_whatever_opens_it() {
         assert_eq!(check(&network, host), Ok(()), "{host}");
     }
     let answer = vec![SocketAddr::from(([8, 8, 4, 4], 5432)), SocketAddr::from(([8, 8, 8, 8], 5432))];
-    let error = checked(&network, answer).await.unwrap_err();
+    let error = resolve_answer(&network, answer).await.unwrap_err();
     assert_eq!(error.reason, SinkReason::Forbidden);
     assert!(error.to_string().contains("--deny-sink-cidrs"), "{error}");
 }
@@ -369,10 +371,10 @@ async fn the_api_server_is_closed_at_its_port_only() {
     // A resolver for which every name is this machine.
     let lookup = |_, port| std::future::ready(Ok(vec![SocketAddr::from(([127, 0, 0, 1], port))]));
     for known in ["127.0.0.1", "localhost", "Kubernetes.Default.svc."] {
-        let network = Network::Guarded(Guard {
+        let network = Network::Guarded(AddressGuard {
             allowed: ranges(&["127.0.0.0/8", "::1/128"]),
             api_servers: vec![ApiServer { host: known.into(), port: api_port }],
-            ..Guard::default()
+            ..AddressGuard::default()
         });
         for host in ["127.0.0.1", "127.1", "127.0.0.2", "::1", "::ffff:127.0.0.1", "db.example", known] {
             let error = network.connect_with(None, host, api_port, limit, &lookup).await.unwrap_err();
@@ -387,10 +389,10 @@ async fn the_api_server_is_closed_at_its_port_only() {
         assert!(network.check_server(known, api_port).is_err(), "its own name is refused at admission");
     }
     // The API server cannot be resolved: then any server could be the API server.
-    let network = Network::Guarded(Guard {
+    let network = Network::Guarded(AddressGuard {
         allowed: ranges(&["127.0.0.0/8"]),
         api_servers: vec![ApiServer { host: "api.example".into(), port: other_port }],
-        ..Guard::default()
+        ..AddressGuard::default()
     });
     let lookup = |host: String, port| {
         let known = (host != "api.example").then(|| vec![SocketAddr::from(([127, 0, 0, 1], port))]);
@@ -405,34 +407,35 @@ async fn the_api_server_is_closed_at_its_port_only() {
 
 /// A name whose answer changes between two lookups is resolved once, and the connection goes to that answer.
 #[tokio::test]
-async fn a_name_is_asked_for_once_and_the_answer_is_dialled() {
+async fn a_name_is_resolved_once_and_the_checked_address_is_dialled() {
     use std::cell::Cell;
-    let good = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
-    let port = good.local_addr().unwrap().port();
+    let allowed = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let port = allowed.local_addr().unwrap().port();
     let closed = tokio::net::TcpListener::bind(("127.0.0.2", port)).await.unwrap();
     let network = guarded(false, &["127.0.0.1/32"]);
-    let asked = Cell::new(0_u8);
+    let lookups = Cell::new(0_u8);
     let lookup = |_, port| {
-        // Good, then closed, then good again.
-        asked.set(asked.get() + 1);
-        std::future::ready(Ok(vec![SocketAddr::from(([127, 0, 0, 2 - asked.get() % 2], port))]))
+        // An allowed address, then a closed one, then the allowed one again.
+        lookups.set(lookups.get() + 1);
+        std::future::ready(Ok(vec![SocketAddr::from(([127, 0, 0, 2 - lookups.get() % 2], port))]))
     };
     let limit = Duration::from_secs(10);
     network.connect_with(None, "db.example", port, limit, &lookup).await.unwrap();
-    assert_eq!(asked.get(), 1);
-    let (_, peer) = good.accept().await.unwrap();
+    assert_eq!(lookups.get(), 1);
+    let (_, peer) = allowed.accept().await.unwrap();
     assert!(peer.ip().is_loopback());
     let error = network.connect_with(None, "db.example", port, limit, &lookup).await.unwrap_err();
-    assert_eq!((error.reason, asked.get()), (SinkReason::Forbidden, 2), "{error}");
+    assert_eq!((error.reason, lookups.get()), (SinkReason::Forbidden, 2), "{error}");
     assert_not_dialled(closed);
 }
 
 #[test]
-fn guards_that_admit_the_same_are_equal_in_all_namespaces() {
-    let of = |namespace: &str, allowed: &[&str]| {
-        let guard = Guard { namespace: namespace.into(), allowed: ranges(allowed), ..Guard::default() };
+fn guards_that_allow_the_same_servers_are_equal_in_all_namespaces() {
+    let guarded_in = |namespace: &str, allowed: &[&str]| {
+        let guard =
+            AddressGuard { namespace: namespace.into(), allowed: ranges(allowed), ..AddressGuard::default() };
         Network::Guarded(guard)
     };
-    assert_eq!(of("a", &["127.0.0.1"]), of("b", &["127.0.0.1"]));
-    assert_ne!(of("a", &["127.0.0.1"]), of("b", &[]));
+    assert_eq!(guarded_in("a", &["127.0.0.1"]), guarded_in("b", &["127.0.0.1"]));
+    assert_ne!(guarded_in("a", &["127.0.0.1"]), guarded_in("b", &[]));
 }

@@ -19,14 +19,14 @@ use kollect_model::{
 use tokio::{sync::oneshot, time};
 
 use super::{
-    draw::{self, Done, Drawn, Work},
-    mirror::{Failure, Mirror},
+    commit::{self, InventoryWrite, MadeCommits, WriteResult},
+    mirror::{GitError, Mirror},
     remote::RemoteConfig,
-    transport::{Advertised, Rejected, Remote},
+    transport::{AdvertisedRefs, RejectedPush, Remote},
 };
 use crate::{
-    Policy,
-    layout::{Settings, path_owners::PathOwners},
+    SinkPolicy,
+    layout::{LayoutSettings, path_owners::PathOwners},
 };
 
 /// How many times another push may be first before this one gives up.
@@ -38,9 +38,9 @@ const MIRROR_LIMIT: Duration = Duration::from_mins(1);
 
 /// Branches with equal keys share one writer.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Key {
+pub(super) struct BranchKey {
     pub(super) remote: RemoteConfig,
-    pub(super) policy: Policy,
+    pub(super) policy: SinkPolicy,
     pub(super) depth: u32,
     /// Drops commits that others have made since our last one.
     pub(super) force: bool,
@@ -50,28 +50,28 @@ pub(super) struct Key {
 
 /// A branch and its writer.
 pub(super) struct Branch {
-    pub(super) key: Key,
+    pub(super) key: BranchKey,
     pub(super) remote: Remote,
-    pub(super) place: String,
+    pub(super) destination: String,
     reference: String,
     mirrors: PathBuf,
-    waiting: Mutex<Vec<Waiting>>,
-    /// Held by the task that uses the mirror.
-    pub(super) turn: Arc<tokio::sync::Mutex<()>>,
+    waiting: Mutex<Vec<WaitingWrite>>,
+    /// Held by the task of this process that uses the mirror. The mirror itself is locked against other processes.
+    pub(super) mirror_lock: Arc<tokio::sync::Mutex<()>>,
     /// Claims, by the ids of their commits.
     pub(super) claims: Mutex<HashMap<Oid, Claim>>,
     /// The remembered paths of the manifests on the branch; the id of a tree is the version of a manifest.
     owners: Arc<Mutex<PathOwners>>,
 }
 
-struct Waiting {
-    work: Work,
-    answer: oneshot::Sender<Result<Done, SinkError>>,
+struct WaitingWrite {
+    request: InventoryWrite,
+    answer: oneshot::Sender<Result<WriteResult, SinkError>>,
 }
 
 /// The state of the remote.
-pub(super) struct Seen {
-    pub(super) refs: Advertised,
+pub(super) struct RemoteState {
+    pub(super) refs: AdvertisedRefs,
     /// The commit of the branch, if the branch exists.
     tip: Option<Oid>,
     /// The parent of the next commit.
@@ -79,21 +79,21 @@ pub(super) struct Seen {
 }
 
 /// How a push ended.
-enum Pushed {
-    Done(Vec<Result<Done, SinkError>>),
+enum PushOutcome {
+    Done(Vec<Result<WriteResult, SinkError>>),
     /// The server refuses the push.
     Refused(String),
 }
 
 impl Branch {
-    pub(super) fn new(key: Key, mirrors: PathBuf) -> Result<Self, SinkError> {
+    pub(super) fn new(key: BranchKey, mirrors: PathBuf) -> Result<Self, SinkError> {
         Ok(Self {
             remote: Remote::open(&key.remote, &key.policy)?,
-            place: key.remote.place(&key.policy),
+            destination: key.remote.destination_text(&key.policy),
             reference: format!("refs/heads/{}", key.remote.branch),
             mirrors,
             waiting: Mutex::default(),
-            turn: Arc::default(),
+            mirror_lock: Arc::default(),
             claims: Mutex::default(),
             owners: Arc::default(),
             key,
@@ -102,67 +102,67 @@ impl Branch {
 
     /// Whether the branch can be reached, and be written as far as the server tells before a push.
     pub(super) async fn check(&self) -> Result<(), SinkError> {
-        let seen = self.see(self.remote.refs().await?);
-        self.exists(&seen)?;
+        let state = self.state_of(self.remote.refs().await?);
+        self.check_exists(&state)?;
         self.remote.may_push().await
     }
 
-    /// The rows of an inventory on the branch, and the id of its books.
+    /// The rows of an inventory on the branch, and the id of the tree that holds its manifest.
     pub(super) async fn baseline(
         self: &Arc<Self>,
         inventory: &InventoryId,
-        settings: &Arc<Settings>,
+        settings: &Arc<LayoutSettings>,
     ) -> Result<(Baseline, Option<Oid>), SinkError> {
-        let turn = self.turn.clone().lock_owned().await;
+        let guard = self.mirror_lock.clone().lock_owned().await;
         let mirror = self.mirror().await?;
         let mut rebuilt = false;
         let found = loop {
-            let seen = self.look(&mirror).await?;
-            self.exists(&seen)?;
+            let state = self.fetch_state(&mirror).await?;
+            self.check_exists(&state)?;
             let (inventory, settings, owners) = (inventory.clone(), settings.clone(), self.owners.clone());
             let read = blocking(&mirror, move |mirror| {
-                draw::baseline(&mirror.repository()?, seen.base, &inventory, &settings, &owners)
+                commit::baseline(&mirror.repository()?, state.base, &inventory, &settings, &owners)
             });
             match read.await? {
                 Ok(found) => break found,
                 Err(failure) => self.repair(&mirror, failure, &mut rebuilt).await?,
             }
         };
-        self.tidy(turn, mirror);
+        self.tidy(guard, mirror);
         Ok(found)
     }
 
     /// Tidies the mirror in the background. The next user of the mirror waits for it.
-    fn tidy(&self, turn: tokio::sync::OwnedMutexGuard<()>, mirror: Arc<Mirror>) {
+    fn tidy(&self, guard: tokio::sync::OwnedMutexGuard<()>, mirror: Arc<Mirror>) {
         let depth = self.key.depth;
         tokio::task::spawn_blocking(move || {
             if mirror.tidy(depth).is_err() {
                 // A new mirror needs no tidying. If it cannot be created, the next user of the mirror gets the error.
                 mirror.rebuild().ok();
             }
-            // In this order: the lock of the mirror must be free when the next task takes its turn.
+            // In this order: the mirror must not be locked when the next task of this process uses it.
             drop(mirror);
-            drop(turn);
+            drop(guard);
         });
     }
 
-    /// Does one work, together with all other works that wait.
-    pub(super) async fn run(self: &Arc<Self>, work: Work) -> Result<Done, SinkError> {
+    /// Writes one request, together with all other requests that wait.
+    pub(super) async fn run(self: &Arc<Self>, request: InventoryWrite) -> Result<WriteResult, SinkError> {
         let (answer, mut answered) = oneshot::channel();
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(Waiting { work, answer });
-        let turn = tokio::select! {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(WaitingWrite { request, answer });
+        let guard = tokio::select! {
             biased;
-            done = &mut answered => return self.received(done),
-            turn = self.turn.clone().lock_owned() => turn,
+            result = &mut answered => return self.received(result),
+            guard = self.mirror_lock.clone().lock_owned() => guard,
         };
-        if let Ok(done) = answered.try_recv() {
-            return done;
+        if let Ok(result) = answered.try_recv() {
+            return result;
         }
         let waiting = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
         match self.mirror().await {
             Ok(mirror) => {
-                self.serve(waiting, &mirror).await;
-                self.tidy(turn, mirror);
+                self.write_waiting(waiting, &mirror).await;
+                self.tidy(guard, mirror);
             }
             Err(error) => answer_all(waiting, &error),
         }
@@ -171,108 +171,130 @@ impl Branch {
 
     fn received(
         &self,
-        answer: Result<Result<Done, SinkError>, oneshot::error::RecvError>,
-    ) -> Result<Done, SinkError> {
+        answer: Result<Result<WriteResult, SinkError>, oneshot::error::RecvError>,
+    ) -> Result<WriteResult, SinkError> {
         answer.unwrap_or_else(|_| {
-            let why = format!("write to {}: the writer has stopped half-way", self.place);
+            let why = format!("write to {}: the writer has stopped half-way", self.destination);
             Err(SinkError::new(SinkReason::WriteFailed, why))
         })
     }
 
-    async fn serve(&self, mut waiting: Vec<Waiting>, mirror: &Arc<Mirror>) {
+    async fn write_waiting(&self, mut waiting: Vec<WaitingWrite>, mirror: &Arc<Mirror>) {
         // A caller that has stopped waiting may have lost its claim: do not write for it.
-        waiting.retain(|one| !one.answer.is_closed());
-        let asked: Arc<Vec<Work>> = Arc::new(waiting.iter().map(|one| one.work.clone()).collect());
-        match self.push(asked, mirror).await {
-            Ok(Pushed::Done(done)) => {
-                for (one, done) in waiting.into_iter().zip(done) {
-                    one.answer.send(done).ok();
+        waiting.retain(|write| !write.answer.is_closed());
+        let requests: Arc<Vec<InventoryWrite>> =
+            Arc::new(waiting.iter().map(|write| write.request.clone()).collect());
+        match self.push(requests, mirror).await {
+            Ok(PushOutcome::Done(results)) => {
+                for (write, result) in waiting.into_iter().zip(results) {
+                    write.answer.send(result).ok();
                 }
             }
             // The server may refuse only one of them: push each one separately.
-            Ok(Pushed::Refused(_)) if waiting.len() > 1 => {
-                for one in waiting {
-                    Box::pin(self.serve(vec![one], mirror)).await;
+            Ok(PushOutcome::Refused(_)) if waiting.len() > 1 => {
+                for write in waiting {
+                    Box::pin(self.write_waiting(vec![write], mirror)).await;
                 }
             }
-            Ok(Pushed::Refused(words)) => {
-                let attempt = format!("push to {}: the server refuses it: {words}", self.place);
+            Ok(PushOutcome::Refused(why)) => {
+                let attempt = format!("push to {}: the server refuses it: {why}", self.destination);
                 answer_all(waiting, &SinkError::new(SinkReason::Forbidden, attempt));
             }
             Err(error) => answer_all(waiting, &error),
         }
     }
 
-    async fn push(&self, asked: Arc<Vec<Work>>, mirror: &Arc<Mirror>) -> Result<Pushed, SinkError> {
+    async fn push(
+        &self,
+        requests: Arc<Vec<InventoryWrite>>,
+        mirror: &Arc<Mirror>,
+    ) -> Result<PushOutcome, SinkError> {
         let (mut rebuilt, mut force) = (false, self.key.force);
-        let (mut last, mut backoff) = (String::new(), PAUSES);
+        let (mut last_rejection, mut backoff) = (String::new(), PAUSES);
         for _ in 0..ATTEMPTS {
-            let mut seen = self.look(mirror).await?;
-            if force && seen.tip.is_some() {
-                seen.base = self.own(mirror).await?.or(seen.base);
+            let mut state = self.fetch_state(mirror).await?;
+            if force && state.tip.is_some() {
+                state.base = self.last_pushed(mirror).await?.or(state.base);
             }
             let (mut refused, mut unmoved) = (HashMap::new(), Vec::new());
-            for (index, work) in asked.iter().enumerate() {
-                match self.admitted(mirror, &seen, work).await {
+            for (index, request) in requests.iter().enumerate() {
+                match self.check_claim(mirror, &state, request).await {
                     Ok(claim) => unmoved.push(claim),
                     Err(error) => drop(refused.insert(index, error)),
                 }
             }
-            let (place, drawing, base) = (self.place.clone(), asked.clone(), seen.base);
-            let (is_there, owners) = (seen.tip.is_some(), self.owners.clone());
-            let drawn = blocking(mirror, move |mirror| {
+            let (destination, base) = (self.destination.clone(), state.base);
+            let (branch_exists, owners) = (state.tip.is_some(), self.owners.clone());
+            let waiting = requests.clone();
+            let commits = blocking(mirror, move |mirror| {
                 let repository = mirror.repository()?;
-                draw::draw(&repository, &place, base, is_there, &drawing, &mut refused, &owners)
+                commit::make_commits(
+                    &repository,
+                    &destination,
+                    base,
+                    branch_exists,
+                    &waiting,
+                    &mut refused,
+                    &owners,
+                )
             });
-            let Drawn { done, tip, pack } = match drawn.await? {
-                Ok(drawn) => drawn,
+            let MadeCommits { results, tip, pack } = match commits.await? {
+                Ok(commits) => commits,
                 Err(failure) => {
                     self.repair(mirror, failure, &mut rebuilt).await?;
                     continue;
                 }
             };
             // A missing branch is created even if no file changes, because it starts from the default branch.
-            let written = asked.iter().zip(&done).any(|(work, done)| done.is_ok() && work.task.is_write());
-            let Some(tip) = tip.filter(|tip| Some(*tip) != seen.tip && (is_there || written)) else {
-                return Ok(Pushed::Done(done));
+            let written = requests
+                .iter()
+                .zip(&results)
+                .any(|(request, result)| result.is_ok() && request.operation.is_write());
+            let Some(tip) = tip.filter(|tip| Some(*tip) != state.tip && (branch_exists || written)) else {
+                return Ok(PushOutcome::Done(results));
             };
             if self.key.force {
                 // Until the push has ended it is unknown which commit is our last one.
-                blocking(mirror, |mirror| Ok(mirror.disown()?)).await?.map_err(|f| self.unusable(f))?;
+                blocking(mirror, |mirror| Ok(mirror.forget_last_pushed()?))
+                    .await?
+                    .map_err(|failure| self.mirror_error(failure))?;
             }
-            let old = seen.tip.unwrap_or(Oid::ZERO_SHA1);
+            let old = state.tip.unwrap_or(Oid::ZERO_SHA1);
             match self.remote.push(&self.reference, old, tip, &unmoved, pack.clone()).await? {
                 Ok(()) => {
                     // An error of the mirror is reported when the mirror is used again.
                     blocking(mirror, move |mirror| Ok(mirror.store(&pack, tip)?)).await?.ok();
-                    return Ok(Pushed::Done(done));
+                    return Ok(PushOutcome::Done(results));
                 }
-                Err(Rejected::NonFastForward(words)) => {
-                    last = words;
+                Err(RejectedPush::NonFastForward(why)) => {
+                    last_rejection = why;
                     time::sleep(backoff.next(fastrand::f64())).await;
                 }
                 // The server may not know our last commit any more: retry on top of the current tip.
-                Err(Rejected::Refused(_)) if force && seen.base != seen.tip => force = false,
-                Err(Rejected::Refused(words)) => return Ok(Pushed::Refused(words)),
+                Err(RejectedPush::Refused(_)) if force && state.base != state.tip => force = false,
+                Err(RejectedPush::Refused(why)) => return Ok(PushOutcome::Refused(why)),
             }
         }
-        let why = format!("push to {}: others keep pushing, {ATTEMPTS} times in a row: {last}", self.place);
+        let why = format!(
+            "push to {}: others keep pushing, {ATTEMPTS} times in a row: {last_rejection}",
+            self.destination
+        );
         Err(SinkError::new(SinkReason::Busy, why))
     }
 
     /// The last commit that we pushed, if the mirror still has it.
-    async fn own(&self, mirror: &Arc<Mirror>) -> Result<Option<Oid>, SinkError> {
-        let own = blocking(mirror, |mirror| {
+    async fn last_pushed(&self, mirror: &Arc<Mirror>) -> Result<Option<Oid>, SinkError> {
+        let last = blocking(mirror, |mirror| {
             let repository = mirror.repository()?;
-            Ok(mirror.own()?.filter(|own| repository.find_commit(*own).is_ok()))
+            Ok(mirror.last_pushed()?.filter(|commit| repository.find_commit(*commit).is_ok()))
         });
-        own.await?.map_err(|failure| self.unusable(failure))
+        last.await?.map_err(|failure| self.mirror_error(failure))
     }
 
     /// The state of the remote; fetches its commit into the mirror.
-    async fn look(&self, mirror: &Arc<Mirror>) -> Result<Seen, SinkError> {
-        let seen = self.see(self.remote.refs().await?);
-        let Some(base) = seen.base else { return Ok(seen) };
+    async fn fetch_state(&self, mirror: &Arc<Mirror>) -> Result<RemoteState, SinkError> {
+        let state = self.state_of(self.remote.refs().await?);
+        let Some(base) = state.base else { return Ok(state) };
         let mut rebuilt = false;
         let mut fetched = false;
         loop {
@@ -280,12 +302,12 @@ impl Branch {
                 let repository = mirror.repository()?;
                 let has = repository.find_commit(base).and_then(|commit| commit.tree().map(drop)).is_ok();
                 if has {
-                    mirror.saw(base)?;
+                    mirror.remember_tip(base)?;
                 }
-                Ok((has, mirror.known()?))
+                Ok((has, mirror.known_commits()?))
             });
             let failure = match has.await? {
-                Ok((true, _)) => return Ok(seen),
+                Ok((true, _)) => return Ok(state),
                 Ok((false, _)) if fetched => {
                     Some(git2::Error::from_str("what was fetched is not there").into())
                 }
@@ -302,20 +324,20 @@ impl Branch {
         }
     }
 
-    fn see(&self, refs: Advertised) -> Seen {
+    fn state_of(&self, refs: AdvertisedRefs) -> RemoteState {
         let tip = refs.refs.get(&self.reference).copied();
-        let main = refs.head.as_ref().and_then(|head| refs.refs.get(head)).copied();
-        Seen { tip, base: tip.or(main), refs }
+        let default_branch = refs.head.as_ref().and_then(|head| refs.refs.get(head)).copied();
+        RemoteState { tip, base: tip.or(default_branch), refs }
     }
 
     /// Returns an error if the branch does not exist and may not be created.
-    pub(super) fn exists(&self, seen: &Seen) -> Result<(), SinkError> {
-        if seen.tip.is_some() || self.key.create {
+    pub(super) fn check_exists(&self, state: &RemoteState) -> Result<(), SinkError> {
+        if state.tip.is_some() || self.key.create {
             return Ok(());
         }
         let why = format!(
             "open {}: there is no such branch, and provisioning.mode existing does not make one",
-            self.place
+            self.destination
         );
         Err(SinkError::new(SinkReason::Missing, why))
     }
@@ -326,21 +348,21 @@ impl Branch {
         want: Oid,
         have: &[Oid],
         depth: u32,
-    ) -> Result<Result<(), Failure>, SinkError> {
+    ) -> Result<Result<(), GitError>, SinkError> {
         let shallow = mirror.shallow();
-        let now = self.remote.fetch(want, have, Some(depth), &shallow, mirror.incoming()?).await?;
-        blocking(mirror, move |mirror| Ok(mirror.accept(&now)?)).await
+        let shallow_now = self.remote.fetch(want, have, Some(depth), &shallow, mirror.incoming()?).await?;
+        blocking(mirror, move |mirror| Ok(mirror.accept(&shallow_now)?)).await
     }
 
     pub(super) async fn mirror(&self) -> Result<Arc<Mirror>, SinkError> {
         let started = time::Instant::now();
         loop {
-            let (root, place) = (self.mirrors.clone(), self.place.clone());
-            let opened = tokio::task::spawn_blocking(move || Mirror::open(&root, &place)).await;
+            let (root, destination) = (self.mirrors.clone(), self.destination.clone());
+            let opened = tokio::task::spawn_blocking(move || Mirror::open(&root, &destination)).await;
             match opened.map_err(interrupted)?? {
                 Some(mirror) => return Ok(Arc::new(mirror)),
                 None if started.elapsed() > MIRROR_LIMIT => {
-                    let why = format!("use the mirror of {}: another process holds it", self.place);
+                    let why = format!("use the mirror of {}: another process holds it", self.destination);
                     return Err(SinkError::new(SinkReason::Busy, why));
                 }
                 None => time::sleep(Duration::from_millis(20)).await,
@@ -352,22 +374,22 @@ impl Branch {
     async fn repair(
         &self,
         mirror: &Arc<Mirror>,
-        failure: Failure,
+        failure: GitError,
         rebuilt: &mut bool,
     ) -> Result<(), SinkError> {
-        if *rebuilt || matches!(failure, Failure::Sink(_)) {
-            return Err(self.unusable(failure));
+        if *rebuilt || matches!(failure, GitError::Sink(_)) {
+            return Err(self.mirror_error(failure));
         }
         *rebuilt = true;
-        blocking(mirror, |mirror| Ok(mirror.rebuild()?)).await?.map_err(|failure| self.unusable(failure))
+        blocking(mirror, |mirror| Ok(mirror.rebuild()?)).await?.map_err(|failure| self.mirror_error(failure))
     }
 
-    pub(super) fn unusable(&self, failure: Failure) -> SinkError {
+    pub(super) fn mirror_error(&self, failure: GitError) -> SinkError {
         match failure {
-            Failure::Sink(error) => error,
-            Failure::Mirror(error) => SinkError::because(
+            GitError::Sink(error) => error,
+            GitError::Mirror(error) => SinkError::because(
                 SinkReason::WriteFailed,
-                format!("use the mirror of {}", self.place),
+                format!("use the mirror of {}", self.destination),
                 error,
             ),
         }
@@ -378,8 +400,8 @@ impl Branch {
 /// caller is dropped.
 pub(super) async fn blocking<T: Send + 'static>(
     mirror: &Arc<Mirror>,
-    work: impl FnOnce(&Mirror) -> Result<T, Failure> + Send + 'static,
-) -> Result<Result<T, Failure>, SinkError> {
+    work: impl FnOnce(&Mirror) -> Result<T, GitError> + Send + 'static,
+) -> Result<Result<T, GitError>, SinkError> {
     let mirror = mirror.clone();
     tokio::task::spawn_blocking(move || work(&mirror)).await.map_err(interrupted)
 }
@@ -388,14 +410,14 @@ fn interrupted(error: tokio::task::JoinError) -> SinkError {
     SinkError::because(SinkReason::WriteFailed, "use a mirror", error)
 }
 
-fn answer_all(waiting: Vec<Waiting>, error: &SinkError) {
-    for one in waiting {
-        one.answer.send(Err(again(error))).ok();
+fn answer_all(waiting: Vec<WaitingWrite>, error: &SinkError) {
+    for write in waiting {
+        write.answer.send(Err(copy_of(error))).ok();
     }
 }
 
 /// A copy of an error, for another caller that waited for the same push.
-fn again(error: &SinkError) -> SinkError {
+fn copy_of(error: &SinkError) -> SinkError {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {

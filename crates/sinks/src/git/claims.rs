@@ -14,10 +14,10 @@ use kollect_model::{
 use tokio::time;
 
 use super::{
-    branch::{ATTEMPTS, Branch, PAUSES, Seen, blocking},
-    draw::{self, Work},
-    mirror::{Failure, Mirror},
-    transport::Rejected,
+    branch::{ATTEMPTS, Branch, PAUSES, RemoteState, blocking},
+    commit::{self, InventoryWrite},
+    mirror::{GitError, Mirror},
+    transport::RejectedPush,
 };
 use crate::layout::paths;
 
@@ -28,7 +28,7 @@ impl Branch {
         inventory: &InventoryId,
         claimant: &Claimant,
     ) -> Result<Claim, SinkError> {
-        let _turn = self.turn.lock().await;
+        let _guard = self.mirror_lock.lock().await;
         let mirror = self.mirror().await?;
         let reference = self.claim_ref(inventory);
         let mut backoff = PAUSES;
@@ -38,25 +38,26 @@ impl Branch {
             let held = self.claim_at(&mirror, found).await?;
             let granted = claimant.take(inventory, held.as_ref())?;
             let claim = granted.clone();
-            let made = blocking(&mirror, move |mirror| claim_commit(&mirror.repository()?, &claim)).await?;
-            let (commit, pack) = made.map_err(|failure| self.unusable(failure))?;
+            let created =
+                blocking(&mirror, move |mirror| claim_commit(&mirror.repository()?, &claim)).await?;
+            let (commit, pack) = created.map_err(|failure| self.mirror_error(failure))?;
             match self.remote.push(&reference, found.unwrap_or(Oid::ZERO_SHA1), commit, &[], pack).await? {
                 Ok(()) => {
                     self.remember(commit, &granted);
                     return Ok(granted);
                 }
-                Err(Rejected::NonFastForward(_)) => time::sleep(backoff.next(fastrand::f64())).await,
-                Err(Rejected::Refused(words)) => {
+                Err(RejectedPush::NonFastForward(_)) => time::sleep(backoff.next(fastrand::f64())).await,
+                Err(RejectedPush::Refused(refusal)) => {
                     let why = format!(
                         "claim inventory {inventory} in {}: the server does not take {reference}, where \
-                         Kollect keeps its claim: {words}",
-                        self.place
+                         Kollect keeps its claim: {refusal}",
+                        self.destination
                     );
                     return Err(SinkError::new(SinkReason::Forbidden, why));
                 }
             }
         }
-        let why = format!("claim inventory {inventory} in {}: others keep claiming it", self.place);
+        let why = format!("claim inventory {inventory} in {}: others keep claiming it", self.destination);
         Err(SinkError::new(SinkReason::Busy, why))
     }
 
@@ -65,7 +66,7 @@ impl Branch {
         &self,
         inventories: &[InventoryId],
     ) -> Result<Vec<Option<Claim>>, SinkError> {
-        let _turn = self.turn.lock().await;
+        let _guard = self.mirror_lock.lock().await;
         let refs = self.remote.refs().await?;
         let mirror = self.mirror().await?;
         let mut claims = Vec::with_capacity(inventories.len());
@@ -78,7 +79,7 @@ impl Branch {
 
     /// Releases the claim of an inventory.
     pub(super) async fn release(&self, inventory: &InventoryId, granted: &Claim) -> Result<(), SinkError> {
-        let _turn = self.turn.lock().await;
+        let _guard = self.mirror_lock.lock().await;
         let mirror = self.mirror().await?;
         let reference = self.claim_ref(inventory);
         let refs = self.remote.refs().await?;
@@ -87,29 +88,29 @@ impl Branch {
         match self.remote.push(&reference, found, Oid::ZERO_SHA1, &[], bytes::Bytes::new()).await? {
             Ok(()) => Ok(()),
             Err(rejected) => {
-                let (reason, words) = match rejected {
-                    Rejected::NonFastForward(words) => (SinkReason::Busy, words),
-                    Rejected::Refused(words) => (SinkReason::Forbidden, words),
+                let (reason, why) = match rejected {
+                    RejectedPush::NonFastForward(why) => (SinkReason::Busy, why),
+                    RejectedPush::Refused(why) => (SinkReason::Forbidden, why),
                 };
-                Err(SinkError::new(reason, format!("remove {reference} in {}: {words}", self.place)))
+                Err(SinkError::new(reason, format!("remove {reference} in {}: {why}", self.destination)))
             }
         }
     }
 
-    /// Checks that the work holds the claim. Returns the ref of the claim and its commit.
-    pub(super) async fn admitted(
+    /// Returns an error unless the request holds the claim. Returns the ref of the claim and its commit.
+    pub(super) async fn check_claim(
         &self,
         mirror: &Arc<Mirror>,
-        seen: &Seen,
-        work: &Work,
+        state: &RemoteState,
+        request: &InventoryWrite,
     ) -> Result<(String, Oid), SinkError> {
-        if work.task.is_write() {
-            self.exists(seen)?;
+        if request.operation.is_write() {
+            self.check_exists(state)?;
         }
-        let reference = self.claim_ref(&work.inventory);
-        let found = seen.refs.refs.get(&reference).copied();
+        let reference = self.claim_ref(&request.inventory);
+        let found = state.refs.refs.get(&reference).copied();
         let held = self.claim_at(mirror, found).await?;
-        Claim::admits(held.as_ref(), &work.inventory, &work.claim)?;
+        Claim::admits(held.as_ref(), &request.inventory, &request.claim)?;
         Ok((reference, found.unwrap_or(Oid::ZERO_SHA1)))
     }
 
@@ -121,16 +122,16 @@ impl Branch {
             return Ok(known);
         }
         let read = move |mirror: &Mirror| Ok(claim_of(&mirror.repository()?, commit));
-        let mut claim = blocking(mirror, read).await?.map_err(|failure| self.unusable(failure))?;
+        let mut claim = blocking(mirror, read).await?.map_err(|failure| self.mirror_error(failure))?;
         if claim.is_none() {
-            self.fetch(mirror, commit, &[], 1).await?.map_err(|failure| self.unusable(failure))?;
-            claim = blocking(mirror, read).await?.map_err(|failure| self.unusable(failure))?;
+            self.fetch(mirror, commit, &[], 1).await?.map_err(|failure| self.mirror_error(failure))?;
+            claim = blocking(mirror, read).await?.map_err(|failure| self.mirror_error(failure))?;
         }
         let Some(claim) = claim else {
             let why = format!(
                 "read commit {commit} in {}, where Kollect keeps a claim: it was changed by others; remove the ref \
                  that names it and start again",
-                self.place
+                self.destination
             );
             return Err(SinkError::new(SinkReason::Incompatible, why));
         };
@@ -148,8 +149,8 @@ impl Branch {
 
     /// The ref of the claim of an inventory.
     fn claim_ref(&self, inventory: &InventoryId) -> String {
-        let books = paths::books(inventory);
-        let name = books.rsplit('/').next().unwrap_or(&books);
+        let directory = paths::inventory_directory(inventory);
+        let name = directory.rsplit('/').next().unwrap_or(&directory);
         let safe: String =
             name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect();
         format!("refs/kollect/{}/{safe}", self.key.remote.branch)
@@ -157,7 +158,7 @@ impl Branch {
 }
 
 /// The commit of a claim, which has no files.
-fn claim_commit(repository: &Repository, claim: &Claim) -> Result<(Oid, bytes::Bytes), Failure> {
+fn claim_commit(repository: &Repository, claim: &Claim) -> Result<(Oid, bytes::Bytes), GitError> {
     repository.odb()?.add_new_mempack_backend(1000)?;
     let tree = repository.treebuilder(None)?.write()?;
     let signature = Signature::now("kollect", "kollect@kollect.dev")?;
@@ -165,7 +166,7 @@ fn claim_commit(repository: &Repository, claim: &Claim) -> Result<(Oid, bytes::B
     let message = serde_json::to_string(claim).expect("a claim is always JSON");
     let commit =
         repository.commit(None, &signature, &signature, &message, &repository.find_tree(tree)?, &[])?;
-    Ok((commit, draw::pack(repository, &[tree, commit])?))
+    Ok((commit, commit::pack(repository, &[tree, commit])?))
 }
 
 fn claim_of(repository: &Repository, commit: Oid) -> Option<Claim> {

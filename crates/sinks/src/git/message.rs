@@ -4,22 +4,22 @@ use kollect_model::{
     SpecError,
     batch::{Delta, InventoryId},
     crd::sinks::Git,
-    difference::{Difference, differences, shortened},
+    difference::{AttributeDifference, differences, shortened},
     row::{Row, RowKey},
 };
 
-use crate::layout::path_owners::{Owner, Owners};
+use crate::layout::path_owners::{OwnersByPath, PathOwner};
 
 const SUBJECT: &str = "chore({cluster}/{namespace}/{name}): export {itemCount} items @ {checksumShort}";
 const REMOVAL: &str = "chore({cluster}/{namespace}/{name}): remove the inventory";
 const GIVING_UP: &str = "chore({cluster}/{namespace}/{name}): give up files of other inventories";
 const BODY: &str = "{changes}";
 /// The maximum number of rows that a message lists.
-pub(super) const MOST_LINES: usize = 50;
+pub(super) const MAX_LINES: usize = 50;
 
 /// The templates of commit messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Messages {
+pub(super) struct CommitMessages {
     subject: String,
     body: String,
     trailers: Vec<String>,
@@ -28,7 +28,7 @@ pub(super) struct Messages {
 }
 
 /// The values of the placeholders.
-pub(super) struct About<'a> {
+pub(super) struct MessageValues<'a> {
     pub(super) inventory: &'a InventoryId,
     pub(super) sink: &'a str,
     pub(super) generation: i64,
@@ -39,7 +39,7 @@ pub(super) struct About<'a> {
     pub(super) changes: &'a str,
 }
 
-impl Default for Messages {
+impl Default for CommitMessages {
     fn default() -> Self {
         Self {
             subject: SUBJECT.into(),
@@ -51,7 +51,7 @@ impl Default for Messages {
     }
 }
 
-impl Messages {
+impl CommitMessages {
     /// The templates of a spec, or everything that is wrong with them.
     pub(super) fn plan(git: Option<&Git>) -> Result<Self, Vec<SpecError>> {
         let default = Self::default();
@@ -73,8 +73,9 @@ impl Messages {
             [("spec.git.author.name", &messages.author), ("spec.git.author.email", &messages.email)]
         {
             // Git strips these characters from both ends: a name with no others would be empty.
-            let crud = |c: char| c.is_control() || c.is_whitespace() || ".,:;<>\"\\'".contains(c);
-            if text.chars().any(|c| c.is_control() || matches!(c, '<' | '>')) || text.chars().all(crud) {
+            let is_stripped = |c: char| c.is_control() || c.is_whitespace() || ".,:;<>\"\\'".contains(c);
+            if text.chars().any(|c| c.is_control() || matches!(c, '<' | '>')) || text.chars().all(is_stripped)
+            {
                 let problem =
                     "must be a name that Git can record: some letters, no < > and control characters";
                 errors.push(SpecError::new(field, &text.as_str().into(), problem));
@@ -95,29 +96,29 @@ impl Messages {
     }
 
     /// The message of the commit that removes an inventory.
-    pub(super) fn removal() -> Self {
+    pub(super) fn for_removal() -> Self {
         Self { subject: REMOVAL.into(), body: String::new(), ..Self::default() }
     }
 
     /// The message of the commit that gives up files that belong to other inventories.
-    pub(super) fn giving_up() -> Self {
+    pub(super) fn for_giving_up() -> Self {
         Self { subject: GIVING_UP.into(), ..Self::default() }
     }
 
     /// The message of a commit.
-    pub(super) fn text(&self, about: &About<'_>) -> String {
+    pub(super) fn text(&self, values: &MessageValues<'_>) -> String {
         let line = |template: &str| {
-            let filled = about.fill(template);
+            let filled = values.fill(template);
             filled.split(|c: char| c.is_control()).collect::<Vec<_>>().join(" ").trim().to_owned()
         };
-        let mut paragraphs = vec![line(&self.subject), about.fill(&self.body).trim().to_owned()];
+        let mut paragraphs = vec![line(&self.subject), values.fill(&self.body).trim().to_owned()];
         paragraphs.push(self.trailers.iter().map(|trailer| line(trailer)).collect::<Vec<_>>().join("\n"));
         paragraphs.retain(|paragraph| !paragraph.is_empty());
         paragraphs.join("\n\n").replace('\0', " ") + "\n"
     }
 }
 
-impl<'a> About<'a> {
+impl<'a> MessageValues<'a> {
     /// The values for a commit that changes no row.
     pub(super) fn without_rows(inventory: &'a InventoryId, exported_at: &'a str) -> Self {
         Self {
@@ -133,7 +134,7 @@ impl<'a> About<'a> {
     }
 }
 
-impl About<'_> {
+impl MessageValues<'_> {
     /// The template with its placeholders filled in; other text in braces stays.
     fn fill(&self, template: &str) -> String {
         let mut filled = String::new();
@@ -183,41 +184,38 @@ pub(super) fn changes(
     before: impl Fn(&RowKey) -> Option<String>,
     name: impl Fn(&RowKey) -> Option<String>,
 ) -> String {
-    enum What<'a> {
+    enum MessageSubject<'a> {
         Added(&'a Row),
         Changed(&'a Row, Option<&'a Row>),
         Removed(String),
     }
-    let mut rows: Vec<(&RowKey, What<'_>)> = Vec::new();
-    rows.extend(delta.added.iter().map(|row| (&row.key, What::Added(row))));
-    rows.extend(
-        delta
-            .changed
-            .iter()
-            .map(|changed| (&changed.after.key, What::Changed(&changed.after, changed.before.as_deref()))),
-    );
+    let mut rows: Vec<(&RowKey, MessageSubject<'_>)> = Vec::new();
+    rows.extend(delta.added.iter().map(|row| (&row.key, MessageSubject::Added(row))));
+    rows.extend(delta.changed.iter().map(|changed| {
+        (&changed.after.key, MessageSubject::Changed(&changed.after, changed.before.as_deref()))
+    }));
     rows.extend(delta.removed.iter().map(|removed| {
         let known = removed.before.as_ref().map(|row| row.name.to_string());
         let name = known.or_else(|| name(&removed.key)).unwrap_or_else(|| removed.key.uid.to_string());
-        (&removed.key, What::Removed(name))
+        (&removed.key, MessageSubject::Removed(name))
     }));
-    let place = |key: &RowKey, what: &What<'_>| {
-        let name = match what {
-            What::Added(row) | What::Changed(row, _) => &*row.name,
-            What::Removed(name) => name,
+    let sort_key = |key: &RowKey, change: &MessageSubject<'_>| {
+        let name = match change {
+            MessageSubject::Added(row) | MessageSubject::Changed(row, _) => &*row.name,
+            MessageSubject::Removed(name) => name,
         };
         (key.namespace.to_string(), key.kind.to_string(), name.to_owned(), key.uid.to_string())
     };
-    rows.sort_by_cached_key(|(key, what)| place(key, what));
+    rows.sort_by_cached_key(|(key, change)| sort_key(key, change));
     let mut lines = Vec::new();
-    for (key, what) in rows.iter().take(MOST_LINES) {
-        let (namespace, kind, name, _) = place(key, what);
+    for (key, change) in rows.iter().take(MAX_LINES) {
+        let (namespace, kind, name, _) = sort_key(key, change);
         let slash = if namespace.is_empty() { "" } else { "/" };
         let object = format!("{namespace}{slash}{kind}/{name}");
-        lines.push(match what {
-            What::Added(_) => format!("+ {object}"),
-            What::Removed(_) => format!("- {object}"),
-            What::Changed(after, known) => {
+        lines.push(match change {
+            MessageSubject::Added(_) => format!("+ {object}"),
+            MessageSubject::Removed(_) => format!("- {object}"),
+            MessageSubject::Changed(after, known) => {
                 let known = known.map(|row| row.attributes.to_string()).or_else(|| before(key));
                 let details = known.map(|known| differences(Some(&known), after.attributes.get()));
                 let details: Vec<String> = details.unwrap_or_default().iter().map(detail).collect();
@@ -229,32 +227,32 @@ pub(super) fn changes(
             }
         });
     }
-    counted(lines, rows.len())
+    with_count(lines, rows.len())
 }
 
 /// Files that are given up, and their owners.
-pub(super) fn given_up(files: &Owners) -> String {
-    let line = |(path, owners): (&String, &Vec<Owner>)| {
-        format!("{path}: {}", owners.first().map_or_else(String::new, Owner::described))
+pub(super) fn given_up(files: &OwnersByPath) -> String {
+    let line = |(path, owners): (&String, &Vec<PathOwner>)| {
+        format!("{path}: {}", owners.first().map_or_else(String::new, PathOwner::described))
     };
-    counted(files.iter().take(MOST_LINES).map(line).collect(), files.len())
+    with_count(files.iter().take(MAX_LINES).map(line).collect(), files.len())
 }
 
-/// The lines, and how many more there are of `all`.
-fn counted(mut lines: Vec<String>, all: usize) -> String {
-    if let Some(more) = all.checked_sub(MOST_LINES).filter(|more| *more > 0) {
+/// The lines, and a line with the number of those that were left out.
+fn with_count(mut lines: Vec<String>, total: usize) -> String {
+    if let Some(more) = total.checked_sub(MAX_LINES).filter(|more| *more > 0) {
         lines.push(format!("… and {more} more"));
     }
     lines.join("\n")
 }
 
-fn detail(Difference { name, before, after }: &Difference) -> String {
-    let show = |json: &Option<String>| json.as_deref().map_or("-".into(), |json| shortened(&bare(json)));
+fn detail(AttributeDifference { name, before, after }: &AttributeDifference) -> String {
+    let show = |json: &Option<String>| json.as_deref().map_or("-".into(), |json| shortened(&unquoted(json)));
     format!("{name} {} → {}", show(before), show(after))
 }
 
 /// Strings without quotation marks, if they are one line and not empty.
-fn bare(json: &str) -> String {
+fn unquoted(json: &str) -> String {
     match serde_json::from_str::<String>(json) {
         Ok(text) if !text.is_empty() && !text.chars().any(char::is_control) => text,
         _ => json.to_owned(),

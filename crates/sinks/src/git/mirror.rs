@@ -21,26 +21,26 @@ use sha2::{Digest, Sha256};
 /// The commit of the remote's branch when it was last read.
 const TIP: &str = "refs/kollect/tip";
 /// The commit that we pushed last.
-const OWN: &str = "refs/kollect/own";
+const LAST_PUSHED: &str = "refs/kollect/own";
 /// Every push and every fetch leaves a pack; above this number they are merged into one.
-const MOST_PACKS: usize = 48;
+const MAX_PACKS: usize = 48;
 
 /// What went wrong.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum GitError {
     /// The mirror is damaged: a new one may help.
     Mirror(git2::Error),
     /// A new mirror would not help.
     Sink(SinkError),
 }
 
-impl From<git2::Error> for Failure {
+impl From<git2::Error> for GitError {
     fn from(error: git2::Error) -> Self {
         Self::Mirror(error)
     }
 }
 
-impl From<SinkError> for Failure {
+impl From<SinkError> for GitError {
     fn from(error: SinkError) -> Self {
         Self::Sink(error)
     }
@@ -53,11 +53,12 @@ pub(super) struct Mirror {
 }
 
 /// The directory of all mirrors.
-pub(super) fn root() -> PathBuf {
-    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("KOLLECT_GIT_MIRROR_DIR")
+pub(super) fn default_root() -> PathBuf {
+    let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    variable("KOLLECT_GIT_MIRROR_DIR")
         .or_else(|| {
-            let cache = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")))?;
+            let cache =
+                variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache")))?;
             Some(cache.join("kollect/git-mirrors"))
         })
         .unwrap_or_else(|| env::temp_dir().join("kollect-git-mirrors"))
@@ -65,12 +66,12 @@ pub(super) fn root() -> PathBuf {
 
 impl Mirror {
     /// The mirror of a branch, created if it is missing; `None` while another process uses it.
-    pub(super) fn open(root: &Path, place: &str) -> Result<Option<Self>, SinkError> {
+    pub(super) fn open(root: &Path, destination: &str) -> Result<Option<Self>, SinkError> {
         let failed = |error: io::Error| {
             SinkError::because(SinkReason::WriteFailed, format!("use mirrors in {}", root.display()), error)
         };
-        private(root)?;
-        let name: String = envelope::hex(&Sha256::digest(place)).chars().take(32).collect();
+        create_private_directory(root)?;
+        let name: String = envelope::hex(&Sha256::digest(destination)).chars().take(32).collect();
         let lock = File::options()
             .create(true)
             .truncate(false)
@@ -83,7 +84,7 @@ impl Mirror {
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
         let mirror = Self { directory: root.join(name), _lock: lock };
-        private(&mirror.directory)?;
+        create_private_directory(&mirror.directory)?;
         if mirror.repository().is_err() {
             mirror.rebuild()?;
         }
@@ -95,7 +96,7 @@ impl Mirror {
         let attempt = || format!("make the mirror {}", self.directory.display());
         let failed = |error: io::Error| SinkError::because(SinkReason::WriteFailed, attempt(), error);
         fs::remove_dir_all(&self.directory).map_err(failed)?;
-        private(&self.directory)?;
+        create_private_directory(&self.directory)?;
         Repository::init_bare(&self.directory)
             .map(drop)
             .map_err(|error| SinkError::because(SinkReason::WriteFailed, attempt(), error))
@@ -110,15 +111,16 @@ impl Mirror {
     }
 
     /// Commits that the mirror has. A fetch names them to the server as known.
-    pub(super) fn known(&self) -> Result<Vec<Oid>, git2::Error> {
+    pub(super) fn known_commits(&self) -> Result<Vec<Oid>, git2::Error> {
         let repository = self.repository()?;
-        let of = |name| repository.refname_to_id(name).ok().filter(|id| repository.find_commit(*id).is_ok());
-        Ok([TIP, OWN].into_iter().filter_map(of).collect())
+        let commit_of =
+            |name| repository.refname_to_id(name).ok().filter(|id| repository.find_commit(*id).is_ok());
+        Ok([TIP, LAST_PUSHED].into_iter().filter_map(commit_of).collect())
     }
 
     /// The commit that we pushed last.
-    pub(super) fn own(&self) -> Result<Option<Oid>, git2::Error> {
-        Ok(self.repository()?.refname_to_id(OWN).ok())
+    pub(super) fn last_pushed(&self) -> Result<Option<Oid>, git2::Error> {
+        Ok(self.repository()?.refname_to_id(LAST_PUSHED).ok())
     }
 
     /// Commits whose parents are not in the mirror.
@@ -154,26 +156,26 @@ impl Mirror {
     }
 
     /// Adds the pack of our own push.
-    pub(super) fn store(&self, pack: &[u8], own: Oid) -> Result<(), git2::Error> {
+    pub(super) fn store(&self, pack: &[u8], commit: Oid) -> Result<(), git2::Error> {
         let repository = self.repository()?;
         let odb = repository.odb()?;
         let mut writer = odb.packwriter()?;
         writer.write_all(pack).map_err(|error| git2::Error::from_str(&error.to_string()))?;
         writer.commit()?;
-        repository.reference(OWN, own, true, "pushed")?;
-        self.saw(own)
+        repository.reference(LAST_PUSHED, commit, true, "pushed")?;
+        self.remember_tip(commit)
     }
 
     /// Forgets the commit that we pushed last.
-    pub(super) fn disown(&self) -> Result<(), git2::Error> {
-        match self.repository()?.find_reference(OWN) {
-            Ok(mut own) => own.delete(),
+    pub(super) fn forget_last_pushed(&self) -> Result<(), git2::Error> {
+        match self.repository()?.find_reference(LAST_PUSHED) {
+            Ok(mut reference) => reference.delete(),
             Err(_) => Ok(()),
         }
     }
 
     /// Remembers the commit of the remote's branch.
-    pub(super) fn saw(&self, tip: Oid) -> Result<(), git2::Error> {
+    pub(super) fn remember_tip(&self, tip: Oid) -> Result<(), git2::Error> {
         let repository = self.repository()?;
         if repository.refname_to_id(TIP).ok() != Some(tip) {
             repository.reference(TIP, tip, true, "seen")?;
@@ -183,35 +185,35 @@ impl Mirror {
 
     /// If there are many packs, keeps the last `depth` commits in one pack and deletes everything else.
     pub(super) fn tidy(&self, depth: u32) -> Result<(), git2::Error> {
-        if self.packs().len() <= MOST_PACKS {
+        if self.packs().len() <= MAX_PACKS {
             return Ok(());
         }
-        let before = self.packs();
+        let old_packs = self.packs();
         let repository = self.repository()?;
-        let mut kept = repository.packbuilder()?;
-        kept.set_threads(1);
-        let mut ends = Vec::new();
-        for name in [TIP, OWN] {
+        let mut new_pack = repository.packbuilder()?;
+        new_pack.set_threads(1);
+        let mut shallow = Vec::new();
+        for name in [TIP, LAST_PUSHED] {
             let Ok(mut commit) = repository.refname_to_id(name) else { continue };
-            for left in (0..depth).rev() {
-                kept.insert_commit(commit)?;
+            for remaining in (0..depth).rev() {
+                new_pack.insert_commit(commit)?;
                 let parents: Vec<Oid> = repository.find_commit(commit)?.parent_ids().collect();
                 match *parents {
                     [] => break,
-                    [parent] if left > 0 && repository.find_commit(parent).is_ok() => commit = parent,
+                    [parent] if remaining > 0 && repository.find_commit(parent).is_ok() => commit = parent,
                     // History also ends at merges: the mirror needs no more, and the remote has all of it.
                     _ => {
-                        ends.push(commit);
+                        shallow.push(commit);
                         break;
                     }
                 }
             }
         }
-        kept.write(&self.directory.join("objects/pack"), 0o400)?;
-        let name = format!("pack-{}", kept.name()?.unwrap_or_default());
-        drop(kept);
-        self.write_shallow(&ends)?;
-        for pack in before.iter().filter(|pack| pack.file_stem() != Some(OsStr::new(&name))) {
+        new_pack.write(&self.directory.join("objects/pack"), 0o400)?;
+        let name = format!("pack-{}", new_pack.name()?.unwrap_or_default());
+        drop(new_pack);
+        self.write_shallow(&shallow)?;
+        for pack in old_packs.iter().filter(|pack| pack.file_stem() != Some(OsStr::new(&name))) {
             // Delete the index first: libgit2 ignores a pack without an index.
             fs::remove_file(pack.with_extension("idx")).ok();
             fs::remove_file(pack).ok();
@@ -240,7 +242,7 @@ impl Mirror {
 }
 
 /// Creates a directory for this user only, and refuses one that other users could write to.
-fn private(directory: &Path) -> Result<(), SinkError> {
+fn create_private_directory(directory: &Path) -> Result<(), SinkError> {
     let shown = directory.display();
     let failed = |error: io::Error| {
         SinkError::because(SinkReason::WriteFailed, format!("make the directory {shown}"), error)
@@ -257,17 +259,17 @@ fn private(directory: &Path) -> Result<(), SinkError> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(failed(error)),
     }
-    let found = directory.symlink_metadata().map_err(failed)?;
-    if found.is_symlink() {
+    let metadata = directory.symlink_metadata().map_err(failed)?;
+    if metadata.is_symlink() {
         return refuse("it is a symbolic link");
     }
-    if !found.is_dir() {
+    if !metadata.is_dir() {
         return refuse("it is not a directory");
     }
-    if found.uid() != rustix::process::geteuid().as_raw() {
+    if metadata.uid() != rustix::process::geteuid().as_raw() {
         return refuse("it belongs to another user");
     }
-    if found.mode() & 0o022 != 0 {
+    if metadata.mode() & 0o022 != 0 {
         return refuse("others may write to it");
     }
     Ok(())

@@ -9,39 +9,40 @@ use kollect_model::{
 use russh::keys::PrivateKey;
 
 use super::transport::{known_hosts::KnownHosts, private_key::private_key};
-use crate::{Policy, Secrets, secrets::ClientCertificate, tls::Trust};
+use crate::{Secrets, SinkPolicy, secrets::ClientCertificate, tls::ServerTrust};
 
 mod address;
 
-pub(super) use address::Address;
+pub(super) use address::RepositoryAddress;
 
 const ENDPOINT: &str = "spec.endpoint";
 const BRANCH: &str = "spec.git.branch";
 const AUTH_REF: &str = "spec.git.auth.secretRef";
 const SECRET_REF: &str = "spec.secretRef";
-const KEY_KEYS: &[&str] = &["ssh-privatekey", "identity", "id_rsa"];
+const PRIVATE_KEY_KEYS: &[&str] = &["ssh-privatekey", "identity", "id_rsa"];
 const DEFAULT_BRANCH: &str = "main";
-/// The user name beside a token, which servers ignore, and the default user beside a password.
-const USER_OF_TOKENS: &str = "x-access-token";
-const USER: &str = "git";
+/// The user name beside a token, which servers ignore.
+const TOKEN_USER: &str = "x-access-token";
+/// The user name beside a password, and of SSH, unless the Secret or the address names one.
+const DEFAULT_USER: &str = "git";
 
 /// A repository and one of its branches. It can be opened only after [`RemoteConfig::with_secrets`].
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct RemoteConfig {
-    pub(super) address: Address,
+    pub(super) address: RepositoryAddress,
     pub(super) branch: String,
-    pub(super) trust: Trust,
+    pub(super) trust: ServerTrust,
     /// Whether credentials are sent before the server asks for them.
     pub(super) force_basic_auth: bool,
     /// The field that names the Secret with credentials.
     secret: Option<&'static str>,
     /// `None` until the Secret has been read.
-    pub(super) credentials: Option<Credentials>,
+    pub(super) credentials: Option<GitCredentials>,
 }
 
 /// Credentials. Never printed.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub(super) struct Credentials {
+pub(super) struct GitCredentials {
     /// User and password for HTTP.
     pub(super) basic: Option<(String, String)>,
     /// Client certificate and its key for HTTPS, PEM both.
@@ -73,12 +74,12 @@ impl RemoteConfig {
     pub(super) fn plan(common: &SinkCommon, git: Option<&Git>) -> Result<Self, Vec<SpecError>> {
         let mut errors = Vec::new();
         let endpoint = common.endpoint.as_deref().unwrap_or_default();
-        let parsed = Address::parse(endpoint).map_err(|problem| {
-            errors.push(SpecError::new(ENDPOINT, &address::shown(endpoint).into(), problem));
+        let parsed = RepositoryAddress::parse(endpoint).map_err(|problem| {
+            errors.push(SpecError::new(ENDPOINT, &address::printable(endpoint).into(), problem));
         });
-        let of_endpoint = parsed.as_ref().ok().and_then(|(_, branch)| branch.clone());
-        let of_spec = git.and_then(|git| git.branch.clone());
-        let (field, branch) = match (of_spec, of_endpoint) {
+        let endpoint_branch = parsed.as_ref().ok().and_then(|(_, branch)| branch.clone());
+        let spec_branch = git.and_then(|git| git.branch.clone());
+        let (field, branch) = match (spec_branch, endpoint_branch) {
             (Some(branch), _) => (BRANCH, branch),
             (None, Some(branch)) => (ENDPOINT, branch),
             (None, None) => (BRANCH, DEFAULT_BRANCH.to_owned()),
@@ -86,9 +87,9 @@ impl RemoteConfig {
         if let Err(problem) = check_branch(&branch) {
             errors.push(SpecError::new(field, &branch.as_str().into(), problem));
         }
-        let trust = Trust::plan(common.tls.as_ref()).unwrap_or_else(|error| {
+        let trust = ServerTrust::plan(common.tls.as_ref()).unwrap_or_else(|error| {
             errors.push(error);
-            Trust::default()
+            ServerTrust::default()
         });
         let auth = git.and_then(|git| git.auth.as_ref());
         let secret = match (auth.and_then(|auth| auth.secret_ref.as_ref()), &common.secret_ref) {
@@ -97,7 +98,7 @@ impl RemoteConfig {
             (None, None) => None,
         };
         if let Ok((address, _)) = &parsed {
-            errors.extend(wrong_auth(address, auth.and_then(|auth| auth.type_), secret));
+            errors.extend(auth_error(address, auth.and_then(|auth| auth.type_), secret));
         }
         match parsed {
             Ok((address, _)) if errors.is_empty() => Ok(Self {
@@ -106,7 +107,7 @@ impl RemoteConfig {
                 trust,
                 force_basic_auth: git.and_then(|git| git.force_basic_auth).unwrap_or_default(),
                 secret,
-                credentials: secret.is_none().then(Credentials::default),
+                credentials: secret.is_none().then(GitCredentials::default),
             }),
             _ => Err(errors),
         }
@@ -117,11 +118,11 @@ impl RemoteConfig {
         let wrong = |field, problem| vec![SpecError::absent(field, format!("the Secret {problem}"))];
         if let Some(field) = self.secret {
             let read = match &self.address {
-                Address::Http(_) => Credentials::of_http(secrets, field),
-                Address::Ssh { user, .. } => {
-                    Credentials::of_ssh(secrets, field, user.as_deref(), self.trust.any_server)
+                RepositoryAddress::Http(_) => GitCredentials::for_http(secrets, field),
+                RepositoryAddress::Ssh { user, .. } => {
+                    GitCredentials::for_ssh(secrets, field, user.as_deref(), self.trust.any_server)
                 }
-                Address::File(_) => Ok(Credentials::default()),
+                RepositoryAddress::File(_) => Ok(GitCredentials::default()),
             };
             self.credentials = Some(read.map_err(|problem| wrong(field, problem))?);
         }
@@ -135,47 +136,47 @@ impl RemoteConfig {
     }
 
     /// Refuses servers and paths that the policy does not allow. Checks names only and does not resolve them.
-    pub(super) fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>> {
+    pub(super) fn check(&self, policy: &SinkPolicy) -> Result<(), Vec<SpecError>> {
         let checked = match &self.address {
-            Address::Http(url) => {
+            RepositoryAddress::Http(url) => {
                 let port = url.port_or_known_default().unwrap_or_default();
                 let checked = policy.network.check_server(url.host_str().unwrap_or_default(), port);
                 checked.map_err(|refusal| refusal.to_string())
             }
-            Address::Ssh { host, port, .. } => {
+            RepositoryAddress::Ssh { host, port, .. } => {
                 policy.network.check_server(host, *port).map_err(|refusal| refusal.to_string())
             }
-            Address::File(path) => policy.files.check(path),
+            RepositoryAddress::File(path) => policy.files.check(path),
         };
         checked.map_err(|problem| vec![SpecError::new(ENDPOINT, &self.address.to_string().into(), problem)])
     }
 
     /// The repository without the user: two users of one repository write the same destination.
-    pub(super) fn repository(&self, policy: &Policy) -> String {
+    pub(super) fn repository(&self, policy: &SinkPolicy) -> String {
         match &self.address {
-            Address::File(path) => format!("file://{}", policy.files.absolute(path).display()),
-            address => address.place(),
+            RepositoryAddress::File(path) => format!("file://{}", policy.files.absolute(path).display()),
+            address => address.canonical(),
         }
     }
 
     /// Which branch of which repository.
-    pub(super) fn place(&self, policy: &Policy) -> String {
+    pub(super) fn destination_text(&self, policy: &SinkPolicy) -> String {
         format!("{} {}", self.repository(policy), self.branch)
     }
 
     /// The field of the Secret that has not been read yet.
-    pub(super) fn unread(&self) -> Option<&'static str> {
+    pub(super) fn unread_secret(&self) -> Option<&'static str> {
         self.secret.filter(|_| self.credentials.is_none())
     }
 }
 
 /// Returns an error if the settings for authentication do not fit the address.
-fn wrong_auth(
-    address: &Address,
+fn auth_error(
+    address: &RepositoryAddress,
     type_: Option<GitAuthType>,
     secret: Option<&'static str>,
 ) -> Option<SpecError> {
-    let is_ssh = matches!(address, Address::Ssh { .. });
+    let is_ssh = matches!(address, RepositoryAddress::Ssh { .. });
     match type_ {
         Some(GitAuthType::Ssh) if !is_ssh => Some(SpecError::new(
             "spec.git.auth.type",
@@ -198,14 +199,14 @@ fn wrong_auth(
 
 /// Checks a branch name by the rules of the CRD, which do not apply to command lines, and by those of Git.
 pub(super) fn check_branch(name: &str) -> Result<(), String> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '/' | '-');
-    let good = name.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && name.chars().all(plain)
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '/' | '-');
+    let is_valid = name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.chars().all(is_allowed)
         && !name.contains("..")
         && !name.starts_with("refs/")
         && !name.ends_with('.')
         && git2::Reference::is_valid_name(&format!("refs/heads/{name}"));
-    if good {
+    if is_valid {
         return Ok(());
     }
     Err("is not the name of a branch; write letters, digits and . _ / -, not below refs/, without .. and not \
@@ -213,8 +214,8 @@ pub(super) fn check_branch(name: &str) -> Result<(), String> {
         .into())
 }
 
-impl Credentials {
-    fn of_http(secrets: &Secrets, field: &str) -> Result<Self, String> {
+impl GitCredentials {
+    fn for_http(secrets: &Secrets, field: &str) -> Result<Self, String> {
         let user = secrets.text(field, "username")?;
         let token = secrets.text(field, "token")?;
         let password = secrets.text(field, "password")?;
@@ -222,29 +223,29 @@ impl Credentials {
             return Err("has a username with a colon, which HTTP cannot carry".into());
         }
         let basic = match (token, password) {
-            (Some(token), _) => Some((user.unwrap_or_else(|| USER_OF_TOKENS.into()), token)),
-            (None, Some(password)) => Some((user.unwrap_or_else(|| USER.into()), password)),
+            (Some(token), _) => Some((user.unwrap_or_else(|| TOKEN_USER.into()), token)),
+            (None, Some(password)) => Some((user.unwrap_or_else(|| DEFAULT_USER.into()), password)),
             (None, None) if user.is_some() => {
                 return Err("has a username and neither token nor password".into());
             }
             (None, None) => None,
         };
-        let own = secrets.identity(field)?;
-        if basic.is_none() && own.is_none() {
+        let certificate = secrets.identity(field)?;
+        if basic.is_none() && certificate.is_none() {
             return Err("has none of the keys token, password, tls.crt and tls.key".into());
         }
-        Ok(Self { basic, identity: own, ssh: None })
+        Ok(Self { basic, identity: certificate, ssh: None })
     }
 
-    fn of_ssh(
+    fn for_ssh(
         secrets: &Secrets,
         field: &str,
         url_user: Option<&str>,
         trust_any_server: bool,
     ) -> Result<Self, String> {
         let named = |name: &'static str| secrets.first(field, &[name]).map(|key| (name, key));
-        let Some((name, key)) = KEY_KEYS.iter().copied().find_map(named) else {
-            return Err(format!("has none of the keys {}", KEY_KEYS.join(", ")));
+        let Some((name, key)) = PRIVATE_KEY_KEYS.iter().copied().find_map(named) else {
+            return Err(format!("has none of the keys {}", PRIVATE_KEY_KEYS.join(", ")));
         };
         let key = str::from_utf8(key)
             .map_err(|_| format!("has in its key {name} a private key that is no text"))?;
@@ -266,7 +267,7 @@ impl Credentials {
             }
         };
         let user = secrets.text(field, "username")?;
-        let user = user.as_deref().or(url_user).unwrap_or(USER).to_owned();
+        let user = user.as_deref().or(url_user).unwrap_or(DEFAULT_USER).to_owned();
         let ssh = SshCredentials { user, key: Arc::new(key), known_hosts };
         Ok(Self { ssh: Some(ssh), ..Self::default() })
     }

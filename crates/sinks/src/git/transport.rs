@@ -10,8 +10,8 @@ use bytes::Bytes;
 use git2::Oid;
 use kollect_model::sink::{SinkError, SinkReason};
 
-use super::remote::{Address, RemoteConfig};
-use crate::Policy;
+use super::remote::{RemoteConfig, RepositoryAddress};
+use crate::SinkPolicy;
 
 mod failure;
 mod file;
@@ -24,21 +24,21 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-use failure::Failure;
-use protocol::{Request, Server, Service};
+use failure::TransportError;
+use protocol::{GitServer, Service, ServiceRequest};
 
 /// A remote repository, with its transport and the credentials.
 #[derive(Clone)]
-pub(super) struct Remote(Arc<Way>);
+pub(super) struct Remote(Arc<TransportKind>);
 
-enum Way {
-    File(file::Directory),
-    Server(Box<dyn Server>),
+enum TransportKind {
+    File(file::LocalRepository),
+    Server(Box<dyn GitServer>),
 }
 
 /// The refs and capabilities of a repository.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Advertised {
+pub(super) struct AdvertisedRefs {
     /// Commits by the full names of their refs.
     pub(super) refs: BTreeMap<String, Oid>,
     /// The ref that HEAD points to, such as `refs/heads/main`.
@@ -49,7 +49,7 @@ pub(super) struct Advertised {
 
 /// Why a repository has not moved a ref.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Rejected {
+pub(super) enum RejectedPush {
     /// Another writer was first: the ref is not at the commit that the push expects.
     NonFastForward(String),
     /// A rule of the server refuses it.
@@ -60,54 +60,62 @@ pub(super) enum Rejected {
 impl fmt::Debug for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &*self.0 {
-            Way::File(directory) => write!(f, "Remote({directory})"),
-            Way::Server(server) => write!(f, "Remote({server})"),
+            TransportKind::File(directory) => write!(f, "Remote({directory})"),
+            TransportKind::Server(server) => write!(f, "Remote({server})"),
         }
     }
 }
 
 impl Remote {
     /// Prepares the access to a repository. Does not connect yet.
-    pub(super) fn open(config: &RemoteConfig, policy: &Policy) -> Result<Self, SinkError> {
+    pub(super) fn open(config: &RemoteConfig, policy: &SinkPolicy) -> Result<Self, SinkError> {
         let address = &config.address;
-        if let Some(field) = config.unread() {
+        if let Some(field) = config.unread_secret() {
             let why = format!("open {address}: the Secret of {field} has not been read");
             return Err(SinkError::new(SinkReason::Missing, why));
         }
         let network = &policy.network;
-        let way = match address {
-            Address::File(path) => Way::File(file::Directory::open(path, &policy.files)?),
-            Address::Http(url) => Way::Server(Box::new(http::Http::open(url, config, network)?)),
-            Address::Ssh { .. } => {
+        let transport = match address {
+            RepositoryAddress::File(path) => {
+                TransportKind::File(file::LocalRepository::open(path, &policy.files)?)
+            }
+            RepositoryAddress::Http(url) => {
+                TransportKind::Server(Box::new(http::HttpServer::open(url, config, network)?))
+            }
+            RepositoryAddress::Ssh { .. } => {
                 let credentials = config.credentials.as_ref().and_then(|all| all.ssh.as_ref());
-                let ssh = ssh::Ssh::open(address, credentials, config.trust.any_server, network)?;
-                Way::Server(Box::new(ssh))
+                let ssh = ssh::SshServer::open(address, credentials, config.trust.any_server, network)?;
+                TransportKind::Server(Box::new(ssh))
             }
         };
-        Ok(Self(Arc::new(way)))
+        Ok(Self(Arc::new(transport)))
     }
 
     /// Lists the refs of the repository.
-    pub(super) async fn refs(&self) -> Result<Advertised, SinkError> {
+    pub(super) async fn refs(&self) -> Result<AdvertisedRefs, SinkError> {
         let server = match &*self.0 {
-            Way::File(directory) => return directory.refs().await,
-            Way::Server(server) => server,
+            TransportKind::File(directory) => return directory.refs().await,
+            TransportKind::Server(server) => server,
         };
         let listed = async {
-            let (_conversation, mut answer) = server.ask(Service::Fetch).await?;
+            let (_conversation, mut answer) = server.begin(Service::Fetch).await?;
             answer.advertisement().await
         };
-        listed.await.map_err(|failure: Failure| failure.into_error(&format!("list the refs of {server}")))
+        listed
+            .await
+            .map_err(|failure: TransportError| failure.into_error(&format!("list the refs of {server}")))
     }
 
     /// Returns an error if we may not push, as far as the server tells before a push.
     pub(super) async fn may_push(&self) -> Result<(), SinkError> {
-        let Way::Server(server) = &*self.0 else { return Ok(()) };
-        let asked = async {
-            let (_conversation, mut answer) = server.ask(Service::Push).await?;
+        let TransportKind::Server(server) = &*self.0 else { return Ok(()) };
+        let checked = async {
+            let (_conversation, mut answer) = server.begin(Service::Push).await?;
             answer.advertisement().await.map(drop)
         };
-        asked.await.map_err(|failure: Failure| failure.into_error(&format!("prepare a push to {server}")))
+        checked
+            .await
+            .map_err(|failure: TransportError| failure.into_error(&format!("prepare a push to {server}")))
     }
 
     /// Fetches a commit and all objects that it needs, except those that `have` reach, as one pack. With `depth`,
@@ -123,18 +131,18 @@ impl Remote {
         into: Box<dyn Write + Send>,
     ) -> Result<Vec<Oid>, SinkError> {
         let server = match &*self.0 {
-            Way::File(directory) => return directory.fetch(want, have, shallow, into).await,
-            Way::Server(server) => server,
+            TransportKind::File(directory) => return directory.fetch(want, have, shallow, into).await,
+            TransportKind::Server(server) => server,
         };
         let fetched = async {
-            let (conversation, mut answer) = server.ask(Service::Fetch).await?;
+            let (conversation, mut answer) = server.begin(Service::Fetch).await?;
             let advertised = answer.advertisement().await?;
             let head = protocol::fetch_request(&advertised, want, have, depth, shallow)?;
-            let request = Request { head, pack: Bytes::new() };
+            let request = ServiceRequest { head, pack: Bytes::new() };
             let answer = conversation.send(Service::Fetch, request, answer).await?;
             answer.pack(depth.is_some(), shallow, into).await
         };
-        fetched.await.map_err(|failure: Failure| failure.into_error(&format!("fetch from {server}")))
+        fetched.await.map_err(|failure: TransportError| failure.into_error(&format!("fetch from {server}")))
     }
 
     /// Moves `reference` from `old` to `new` with a pack of the objects that this needs; a zero `old` creates it, and
@@ -148,37 +156,37 @@ impl Remote {
         new: Oid,
         unmoved: &[(String, Oid)],
         pack: Bytes,
-    ) -> Result<Result<(), Rejected>, SinkError> {
+    ) -> Result<Result<(), RejectedPush>, SinkError> {
         let server = match &*self.0 {
-            Way::File(directory) => {
-                if let Some(moved) = Rejected::moved(unmoved, &directory.refs().await?) {
+            TransportKind::File(directory) => {
+                if let Some(moved) = RejectedPush::moved(unmoved, &directory.refs().await?) {
                     return Ok(Err(moved));
                 }
                 return directory.push(reference, old, new, pack).await;
             }
-            Way::Server(server) => server,
+            TransportKind::Server(server) => server,
         };
         let pushed = async {
-            let (conversation, mut answer) = server.ask(Service::Push).await?;
+            let (conversation, mut answer) = server.begin(Service::Push).await?;
             let advertised = answer.advertisement().await?;
             let found = advertised.refs.get(reference).copied();
-            if let Some(outcome) = Rejected::before_pushing(reference, found, old, new) {
+            if let Some(outcome) = RejectedPush::before_pushing(reference, found, old, new) {
                 return Ok(outcome);
             }
-            if let Some(moved) = Rejected::moved(unmoved, &advertised) {
+            if let Some(moved) = RejectedPush::moved(unmoved, &advertised) {
                 return Ok(Err(moved));
             }
             let head = protocol::push_request(&advertised, reference, old, new)?;
-            let answer = conversation.send(Service::Push, Request { head, pack }, answer).await?;
+            let answer = conversation.send(Service::Push, ServiceRequest { head, pack }, answer).await?;
             answer.report(reference).await
         };
-        pushed.await.map_err(|failure: Failure| failure.into_error(&format!("push to {server}")))
+        pushed.await.map_err(|failure: TransportError| failure.into_error(&format!("push to {server}")))
     }
 }
 
-impl Rejected {
+impl RejectedPush {
     /// The rejection for a ref of `unmoved` that is at another commit.
-    fn moved(unmoved: &[(String, Oid)], advertised: &Advertised) -> Option<Self> {
+    fn moved(unmoved: &[(String, Oid)], advertised: &AdvertisedRefs) -> Option<Self> {
         let (reference, _) = unmoved.iter().find(|(name, id)| advertised.refs.get(name) != Some(id))?;
         Some(Self::NonFastForward(format!("{reference} has moved")))
     }

@@ -9,10 +9,10 @@ use std::{
 use bytes::Bytes;
 use git2::{FileMode, ObjectType, Oid, Repository, Tree};
 
-use crate::layout::manifest::Hash;
+use crate::layout::manifest::BlobHash;
 
 /// The files of a commit, or none.
-pub(super) struct Files<'r> {
+pub(super) struct CommitFiles<'r> {
     repository: &'r Repository,
     /// Directories that were read; `None` if the directory does not exist.
     directories: RefCell<HashMap<String, Option<Rc<Tree<'r>>>>>,
@@ -20,39 +20,39 @@ pub(super) struct Files<'r> {
 
 /// The entry at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Entry {
+pub(super) enum TreeEntry {
     Nothing,
     File(Oid),
     /// A directory, a link, a submodule; or a file where the path needs a directory.
     Other,
 }
 
-impl<'r> Files<'r> {
+impl<'r> CommitFiles<'r> {
     pub(super) fn of(repository: &'r Repository, commit: Option<Oid>) -> Result<Self, git2::Error> {
         let root = commit.map(|commit| repository.find_commit(commit)?.tree()).transpose()?;
-        Ok(Self::below(repository, root))
+        Ok(Self::of_tree(repository, root))
     }
 
-    fn below(repository: &'r Repository, root: Option<Tree<'r>>) -> Self {
+    fn of_tree(repository: &'r Repository, root: Option<Tree<'r>>) -> Self {
         let directories = HashMap::from([(String::new(), root.map(Rc::new))]);
         Self { repository, directories: RefCell::new(directories) }
     }
 
-    /// The files without some of them. The new tree objects are not recorded as made, so they are not pushed.
+    /// The files without some of them. The new tree objects are not recorded as new, so they are not pushed.
     pub(super) fn without<'a>(
         &self,
         paths: impl IntoIterator<Item = &'a String>,
     ) -> Result<Self, git2::Error> {
         let changes = paths.into_iter().map(|path| (path.clone(), None)).collect();
         let tree = self.change(changes, &mut Vec::new())?;
-        Ok(Self::below(self.repository, Some(self.repository.find_tree(tree)?)))
+        Ok(Self::of_tree(self.repository, Some(self.repository.find_tree(tree)?)))
     }
 
     /// Whether the file at a path has exactly these bytes.
     pub(super) fn holds(&self, path: &str, bytes: &[u8]) -> Result<bool, git2::Error> {
         Ok(match self.entry(path)? {
-            Entry::File(id) => Hash::prefix(id.as_bytes()) == Hash::of(bytes),
-            Entry::Nothing | Entry::Other => false,
+            TreeEntry::File(id) => BlobHash::of_blob_id(id.as_bytes()) == BlobHash::of(bytes),
+            TreeEntry::Nothing | TreeEntry::Other => false,
         })
     }
 
@@ -73,33 +73,33 @@ impl<'r> Files<'r> {
         Ok(found)
     }
 
-    pub(super) fn entry(&self, path: &str) -> Result<Entry, git2::Error> {
+    pub(super) fn entry(&self, path: &str) -> Result<TreeEntry, git2::Error> {
         let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
         let Some(directory) = self.directory(parent)? else {
-            return Ok(if parent.is_empty() { Entry::Nothing } else { self.above(parent)? });
+            return Ok(if parent.is_empty() { TreeEntry::Nothing } else { self.without_directory(parent)? });
         };
         Ok(match directory.get_name(name) {
-            None => Entry::Nothing,
+            None => TreeEntry::Nothing,
             Some(entry) if matches!(entry.filemode(), 0o100_644 | 0o100_755 | 0o100_664) => {
-                Entry::File(entry.id())
+                TreeEntry::File(entry.id())
             }
-            Some(_) => Entry::Other,
+            Some(_) => TreeEntry::Other,
         })
     }
 
-    /// [`Entry::Other`] if something exists at a path where a directory is needed.
-    fn above(&self, directory: &str) -> Result<Entry, git2::Error> {
+    /// [`TreeEntry::Other`] if something exists at a path where a directory is needed.
+    fn without_directory(&self, directory: &str) -> Result<TreeEntry, git2::Error> {
         Ok(match self.entry(directory)? {
-            Entry::Nothing => Entry::Nothing,
-            Entry::File(_) | Entry::Other => Entry::Other,
+            TreeEntry::Nothing => TreeEntry::Nothing,
+            TreeEntry::File(_) | TreeEntry::Other => TreeEntry::Other,
         })
     }
 
     /// The bytes of a file.
     pub(super) fn read(&self, path: &str) -> Result<Option<Bytes>, git2::Error> {
         match self.entry(path)? {
-            Entry::File(id) => self.bytes(id).map(Some),
-            Entry::Nothing | Entry::Other => Ok(None),
+            TreeEntry::File(id) => self.bytes(id).map(Some),
+            TreeEntry::Nothing | TreeEntry::Other => Ok(None),
         }
     }
 
@@ -115,51 +115,61 @@ impl<'r> Files<'r> {
             .collect()
     }
 
-    /// The tree after changes; `None` removes a file. Ids of objects that the tree did not have at the same place
-    /// are added to `made`.
+    /// The tree after changes; `None` removes a file. Ids of objects that the tree did not have at the same path
+    /// are added to `new_objects`.
     pub(super) fn change(
         &self,
         changes: BTreeMap<String, Option<Bytes>>,
-        made: &mut Vec<Oid>,
+        new_objects: &mut Vec<Oid>,
     ) -> Result<Oid, git2::Error> {
-        let mut root = Node::default();
+        let mut root = TreeChanges::default();
         for (path, change) in changes {
-            root.place(&path, change);
+            root.set_change(&path, change);
         }
-        let tree = root.apply(self, "", made)?;
-        tree.map_or_else(|| self.repository.treebuilder(None)?.write().inspect(|id| made.push(*id)), Ok)
+        let tree = root.apply(self, "", new_objects)?;
+        tree.map_or_else(
+            || self.repository.treebuilder(None)?.write().inspect(|id| new_objects.push(*id)),
+            Ok,
+        )
     }
 }
 
 /// Changes below a directory.
 #[derive(Default)]
-struct Node {
+struct TreeChanges {
     files: BTreeMap<String, Option<Bytes>>,
-    directories: BTreeMap<String, Node>,
+    directories: BTreeMap<String, TreeChanges>,
 }
 
-impl Node {
-    fn place(&mut self, path: &str, change: Option<Bytes>) {
+impl TreeChanges {
+    fn set_change(&mut self, path: &str, change: Option<Bytes>) {
         match path.split_once('/') {
             Some((directory, rest)) => {
-                self.directories.entry(directory.to_owned()).or_default().place(rest, change);
+                self.directories.entry(directory.to_owned()).or_default().set_change(rest, change);
             }
             None => drop(self.files.insert(path.to_owned(), change)),
         }
     }
 
     /// The tree of the directory; `None` if it is empty.
-    fn apply(self, files: &Files<'_>, path: &str, made: &mut Vec<Oid>) -> Result<Option<Oid>, git2::Error> {
+    fn apply(
+        self,
+        files: &CommitFiles<'_>,
+        path: &str,
+        new_objects: &mut Vec<Oid>,
+    ) -> Result<Option<Oid>, git2::Error> {
         let before = files.directory(path)?;
         let mut builder = files.repository.treebuilder(before.as_deref())?;
-        let had = |name: &str| before.as_ref().and_then(|tree| Some(tree.get_name(name)?.id()));
+        let id_before = |name: &str| before.as_ref().and_then(|tree| Some(tree.get_name(name)?.id()));
         // Removals first: a file may become a directory.
-        for (name, _) in self.files.iter().filter(|(name, change)| change.is_none() && had(name).is_some()) {
+        for (name, _) in
+            self.files.iter().filter(|(name, change)| change.is_none() && id_before(name).is_some())
+        {
             builder.remove(name)?;
         }
-        for (name, node) in self.directories {
+        for (name, changes) in self.directories {
             let below = if path.is_empty() { name.clone() } else { format!("{path}/{name}") };
-            match node.apply(files, &below, made)? {
+            match changes.apply(files, &below, new_objects)? {
                 Some(tree) => drop(builder.insert(&name, tree, FileMode::Tree.into())?),
                 None if builder.get(&name)?.is_some() => builder.remove(&name)?,
                 None => {}
@@ -167,8 +177,8 @@ impl Node {
         }
         for (name, bytes) in self.files.into_iter().filter_map(|(name, change)| Some((name, change?))) {
             let blob = files.repository.blob(&bytes)?;
-            if had(&name) != Some(blob) {
-                made.push(blob);
+            if id_before(&name) != Some(blob) {
+                new_objects.push(blob);
             }
             builder.insert(&name, blob, FileMode::Blob.into())?;
         }
@@ -177,7 +187,7 @@ impl Node {
         }
         let tree = builder.write()?;
         if before.is_none_or(|before| before.id() != tree) {
-            made.push(tree);
+            new_objects.push(tree);
         }
         Ok(Some(tree))
     }

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use kollect_model::sink::SinkError;
 
 /// Identifies one state of a file: another state has another version. `None` if the store has no versions.
-pub type Version = Option<String>;
+pub type BlobVersion = Option<String>;
 
 /// Files by path, relative to the root. Every operation is atomic: a reader sees all of its effect or nothing.
 #[async_trait]
@@ -14,7 +14,7 @@ pub trait Blobs: Send + Sync {
     async fn read(&self, path: &str) -> Result<Option<Bytes>, SinkError>;
 
     /// Writes or replaces a file. Returns its version.
-    async fn write(&self, path: &str, bytes: Bytes) -> Result<Version, SinkError>;
+    async fn write(&self, path: &str, bytes: Bytes) -> Result<BlobVersion, SinkError>;
 
     /// Writes a file unless it exists; returns whether it was written.
     async fn create(&self, path: &str, bytes: Bytes) -> Result<bool, SinkError>;
@@ -26,7 +26,7 @@ pub trait Blobs: Send + Sync {
     async fn list(&self, directory: &str) -> Result<Vec<String>, SinkError>;
 
     /// The same with their versions.
-    async fn list_versions(&self, directory: &str) -> Result<Vec<(String, Version)>, SinkError>;
+    async fn list_versions(&self, directory: &str) -> Result<Vec<(String, BlobVersion)>, SinkError>;
 
     /// Returns an error unless files can be written.
     async fn check(&self) -> Result<(), SinkError>;

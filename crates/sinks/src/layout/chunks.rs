@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 
 use kollect_model::{
     crd::sinks::LayoutContent,
-    envelope::{self, About, Item},
+    envelope::{self, DocumentSettings, Item},
     row::{Row, RowKey},
     yaml,
 };
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
-use super::{FileFormat, Shape, json_text, manifest::Hash};
+use super::{LayoutShape, ReadableFormat, json_text, manifest::BlobHash};
 
 /// The name of the attribute that holds the whole object, if the row has no other attribute.
 pub(crate) fn whole_object(row: &Row) -> Option<String> {
@@ -38,7 +38,7 @@ fn only_entry(json: &str) -> Option<(String, &str)> {
 }
 
 /// The chunk of a row, from its attributes.
-pub(crate) fn chunk(shape: Shape, key: &RowKey, version: &str, name: &str, attributes: &str) -> String {
+pub(crate) fn chunk(shape: LayoutShape, key: &RowKey, version: &str, name: &str, attributes: &str) -> String {
     let text = match shape.content {
         LayoutContent::Item => envelope::item_json(key, version, name, attributes),
         LayoutContent::Attributes => envelope::escaped(attributes),
@@ -47,35 +47,35 @@ pub(crate) fn chunk(shape: Shape, key: &RowKey, version: &str, name: &str, attri
         }
     };
     match (shape.format, shape.document) {
-        (FileFormat::Json | FileFormat::Ndjson, true) => text,
-        (FileFormat::Yaml, true) => yaml::list_item(&text),
-        (FileFormat::Json, false) => json_text::indented(&text) + "\n",
-        (FileFormat::Ndjson, false) => text + "\n",
-        (FileFormat::Yaml, false) => yaml::document(&text),
+        (ReadableFormat::Json | ReadableFormat::Ndjson, true) => text,
+        (ReadableFormat::Yaml, true) => yaml::list_item(&text),
+        (ReadableFormat::Json, false) => json_text::indented(&text) + "\n",
+        (ReadableFormat::Ndjson, false) => text + "\n",
+        (ReadableFormat::Yaml, false) => yaml::document(&text),
     }
 }
 
 /// The attributes of a row, from its chunk. YAML may change the digits of decimal numbers.
-pub(crate) fn attributes(shape: Shape, whole: Option<&str>, chunk: &str) -> Option<String> {
+pub(crate) fn attributes(shape: LayoutShape, object_attribute: Option<&str>, chunk: &str) -> Option<String> {
     #[derive(Deserialize)]
     struct WithAttributes<'a> {
         #[serde(borrow)]
         attributes: &'a RawValue,
     }
     let json = match shape.format {
-        FileFormat::Json | FileFormat::Ndjson => json_text::compact(chunk),
-        FileFormat::Yaml if shape.document => {
+        ReadableFormat::Json | ReadableFormat::Ndjson => json_text::compact(chunk),
+        ReadableFormat::Yaml if shape.document => {
             let items: Vec<serde_json::Value> = from_yaml(chunk)?;
             items.into_iter().next()?.to_string()
         }
-        FileFormat::Yaml => from_yaml::<serde_json::Value>(chunk)?.to_string(),
+        ReadableFormat::Yaml => from_yaml::<serde_json::Value>(chunk)?.to_string(),
     };
     Some(match shape.content {
         LayoutContent::Item => {
             serde_json::from_str::<WithAttributes<'_>>(&json).ok()?.attributes.get().to_owned()
         }
         LayoutContent::Attributes => json,
-        LayoutContent::Manifest => format!("{{{}:{json}}}", serde_json::Value::from(whole?)),
+        LayoutContent::Manifest => format!("{{{}:{json}}}", serde_json::Value::from(object_attribute?)),
     })
 }
 
@@ -100,7 +100,7 @@ fn from_yaml<T: DeserializeOwned + Send>(text: &str) -> Option<T> {
 }
 
 /// The chunks of a file; none if the file cannot be read in this shape.
-pub(crate) fn split(shape: Shape, bytes: &[u8]) -> Vec<String> {
+pub(crate) fn split(shape: LayoutShape, bytes: &[u8]) -> Vec<String> {
     #[derive(Deserialize)]
     struct Envelope<'a> {
         #[serde(borrow)]
@@ -111,13 +111,15 @@ pub(crate) fn split(shape: Shape, bytes: &[u8]) -> Vec<String> {
         return vec![text];
     }
     match shape.format {
-        FileFormat::Json => {
+        ReadableFormat::Json => {
             let envelope = serde_json::from_str::<Envelope<'_>>(&text);
-            envelope
-                .map_or_else(|_| Vec::new(), |e| e.items.iter().map(|item| item.get().to_owned()).collect())
+            envelope.map_or_else(
+                |_| Vec::new(),
+                |envelope| envelope.items.iter().map(|item| item.get().to_owned()).collect(),
+            )
         }
-        FileFormat::Ndjson => text.lines().map(ToOwned::to_owned).collect(),
-        FileFormat::Yaml => {
+        ReadableFormat::Ndjson => text.lines().map(ToOwned::to_owned).collect(),
+        ReadableFormat::Yaml => {
             let mut chunks: Vec<String> = Vec::new();
             for line in text.split_inclusive('\n') {
                 match chunks.last_mut() {
@@ -130,7 +132,7 @@ pub(crate) fn split(shape: Shape, bytes: &[u8]) -> Vec<String> {
     }
 }
 
-fn text(shape: Shape, bytes: &[u8]) -> Option<String> {
+fn text(shape: LayoutShape, bytes: &[u8]) -> Option<String> {
     let mut text = String::new();
     if shape.gzip {
         flate2::read::GzDecoder::new(bytes).read_to_string(&mut text).ok()?;
@@ -141,7 +143,7 @@ fn text(shape: Shape, bytes: &[u8]) -> Option<String> {
 }
 
 /// A finished document.
-pub(crate) struct Made {
+pub(crate) struct FinishedDocument {
     pub(crate) bytes: Vec<u8>,
     pub(crate) checksum: String,
 }
@@ -149,55 +151,58 @@ pub(crate) struct Made {
 /// The document of these chunks. If only its time differs from `before`, the time of `before` is kept, so that
 /// the bytes stay the same.
 pub(crate) fn document(
-    shape: Shape,
+    shape: LayoutShape,
     items: &[Item],
     part: Option<(usize, usize)>,
-    about: &About<'_>,
+    settings: &DocumentSettings<'_>,
     before: Option<&[u8]>,
-) -> Made {
-    let plain = |text: String| {
+) -> FinishedDocument {
+    let without_envelope = |text: String| {
         let checksum = envelope::hex(&Sha256::digest(&text));
-        Made { bytes: packed(shape, text.into_bytes()), checksum }
+        FinishedDocument { bytes: compressed(shape, text.into_bytes()), checksum }
     };
     match shape.format {
-        FileFormat::Json => {
-            let made = |about: &About<'_>| {
-                let document = envelope::document(items, part, about);
-                Made { bytes: packed(shape, document.bytes), checksum: document.checksum }
+        ReadableFormat::Json => {
+            let document_with = |settings: &DocumentSettings<'_>| {
+                let document = envelope::document(items, part, settings);
+                FinishedDocument { bytes: compressed(shape, document.bytes), checksum: document.checksum }
             };
-            let old = before.and_then(|bytes| exported_at(shape, bytes).map(|at| (bytes, at)));
+            let old =
+                before.and_then(|bytes| exported_at(shape, bytes).map(|exported_at| (bytes, exported_at)));
             if let Some((bytes, exported_at)) = old {
-                let same = made(&About { exported_at: &exported_at, ..*about });
+                let same = document_with(&DocumentSettings { exported_at: &exported_at, ..*settings });
                 if same.bytes == bytes {
                     return same;
                 }
             }
-            made(about)
+            document_with(settings)
         }
-        FileFormat::Ndjson => plain(items.iter().flat_map(|item| [&*item.text, "\n"]).collect()),
-        FileFormat::Yaml if items.is_empty() => plain("[]\n".into()),
-        FileFormat::Yaml => plain(items.iter().map(|item| &*item.text).collect()),
+        ReadableFormat::Ndjson => {
+            without_envelope(items.iter().flat_map(|item| [&*item.text, "\n"]).collect())
+        }
+        ReadableFormat::Yaml if items.is_empty() => without_envelope("[]\n".into()),
+        ReadableFormat::Yaml => without_envelope(items.iter().map(|item| &*item.text).collect()),
     }
 }
 
 /// The time in an older document.
-pub(crate) fn exported_at(shape: Shape, bytes: &[u8]) -> Option<String> {
+pub(crate) fn exported_at(shape: LayoutShape, bytes: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Dated {
+    struct WithTime {
         exported_at: String,
     }
     let text = text(shape, bytes)?;
-    let dated: Dated = match shape.format {
-        FileFormat::Json | FileFormat::Ndjson => serde_json::from_str(&text).ok()?,
-        FileFormat::Yaml => from_yaml(&text)?,
+    let document: WithTime = match shape.format {
+        ReadableFormat::Json | ReadableFormat::Ndjson => serde_json::from_str(&text).ok()?,
+        ReadableFormat::Yaml => from_yaml(&text)?,
     };
-    Some(dated.exported_at)
+    Some(document.exported_at)
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Index<'a> {
+struct IndexFile<'a> {
     schema_version: &'a str,
     item_count: usize,
     checksum: &'a str,
@@ -208,13 +213,13 @@ struct Index<'a> {
 
 /// The index file of mode split.
 pub(crate) fn index(
-    shape: Shape,
+    shape: LayoutShape,
     cluster: &str,
     paths: &[&str],
     checksum: &str,
     exported_at: &str,
 ) -> Vec<u8> {
-    let json = envelope::to_json(&Index {
+    let json = envelope::to_json(&IndexFile {
         schema_version: envelope::SCHEMA_VERSION,
         item_count: paths.len(),
         checksum,
@@ -223,15 +228,15 @@ pub(crate) fn index(
         paths,
     });
     let text = match shape.format {
-        FileFormat::Json => json_text::indented(&json) + "\n",
-        FileFormat::Ndjson => json + "\n",
-        FileFormat::Yaml => yaml::document(&json),
+        ReadableFormat::Json => json_text::indented(&json) + "\n",
+        ReadableFormat::Ndjson => json + "\n",
+        ReadableFormat::Yaml => yaml::document(&json),
     };
     text.into_bytes()
 }
 
 /// The checksum of a tree, over the paths and hashes of its files.
-pub(crate) fn tree_checksum<'a>(files: impl IntoIterator<Item = (&'a str, Hash)>) -> String {
+pub(crate) fn tree_checksum<'a>(files: impl IntoIterator<Item = (&'a str, BlobHash)>) -> String {
     let mut files: Vec<_> = files.into_iter().collect();
     files.sort_unstable();
     let mut hasher = Sha256::new();
@@ -242,7 +247,7 @@ pub(crate) fn tree_checksum<'a>(files: impl IntoIterator<Item = (&'a str, Hash)>
 }
 
 /// Compresses the bytes without a timestamp: the same text gives the same bytes.
-fn packed(shape: Shape, bytes: Vec<u8>) -> Vec<u8> {
+fn compressed(shape: LayoutShape, bytes: Vec<u8>) -> Vec<u8> {
     if !shape.gzip {
         return bytes;
     }

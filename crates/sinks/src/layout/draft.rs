@@ -1,69 +1,69 @@
 //! Computes a write: from the files that an inventory has and a delta to the files that it must have.
 //!
-//! No I/O happens here. [`Draft::reads`] returns which files are needed, [`Draft::change`] returns what to do.
-//! Rows that the delta does not mention stay, also if the layout changes.
+//! No I/O happens here. [`WriteDraft::reads`] returns which files are needed, [`WriteDraft::change`] returns what to
+//! do. Rows that the delta does not mention stay, also if the layout changes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use bytes::Bytes;
 use kollect_model::{
-    batch::{Batch, Refusal},
+    batch::{Batch, RefusedRow},
     crd::sinks::LayoutContent,
-    envelope::{self, About, Item},
+    envelope::{self, DocumentSettings, Item},
     row::{Row, RowDigest, RowKey},
     sink::SinkError,
 };
 
 use super::{
-    Settings, Shape, chunks,
-    foreign::{self, Foreign},
-    manifest::{Hash, Line, Manifest},
-    path_owners::Owners,
+    LayoutSettings, LayoutShape, chunks,
+    foreign::{self, ForeignPaths},
+    manifest::{BlobHash, Manifest, ManifestLine},
+    path_owners::OwnersByPath,
     paths,
-    row_paths::{self, Placed, Source},
+    row_paths::{self, PathRow, RowPath},
 };
 
 /// A write that is being computed.
-pub(crate) struct Draft<'a> {
-    settings: &'a Settings,
+pub(crate) struct WriteDraft<'a> {
+    settings: &'a LayoutSettings,
     batch: &'a Batch<'a>,
     held: Option<&'a Manifest>,
-    shape: Shape,
+    shape: LayoutShape,
     /// Whether the existing files have other settings or another shape.
     stale: bool,
-    wants: BTreeMap<&'a RowKey, Want<'a>>,
-    /// Paths of `wants` in a tree, in the same order.
-    tree: Vec<String>,
+    wanted: BTreeMap<&'a RowKey, WantedRow<'a>>,
+    /// Paths of `wanted` in a tree, in the same order.
+    tree_paths: Vec<String>,
     index: Option<String>,
-    refused: Vec<Refusal>,
+    refused: Vec<RefusedRow>,
     warnings: Vec<String>,
 }
 
 /// A row that the files must hold.
-struct Want<'a> {
-    from: Origin<'a>,
-    whole: Option<String>,
+struct WantedRow<'a> {
+    source: RowSource<'a>,
+    object_attribute: Option<String>,
 }
 
 #[derive(Clone, Copy)]
-enum Origin<'a> {
-    Given(&'a Row),
-    Held(&'a Line),
+enum RowSource<'a> {
+    Delta(&'a Row),
+    Manifest(&'a ManifestLine),
 }
 
-impl Origin<'_> {
+impl RowSource<'_> {
     fn name(&self) -> &str {
         match self {
-            Self::Given(row) => &row.name,
-            Self::Held(line) => &line.name,
+            Self::Delta(row) => &row.name,
+            Self::Manifest(line) => &line.name,
         }
     }
 }
 
 /// What to do, in this order: write the journal, the intent and the files, delete files, write the manifest.
-pub(crate) struct Change {
+pub(crate) struct FileChanges {
     /// Chunks of rows that move. They would be lost if the process stopped in the middle of the write.
-    pub(crate) journal: BTreeMap<Hash, String>,
+    pub(crate) journal: BTreeMap<BlobHash, String>,
     /// The held manifest with the new paths, written before any file.
     pub(crate) intent: Option<Manifest>,
     /// Paths that the held manifest does not name.
@@ -72,23 +72,23 @@ pub(crate) struct Change {
     pub(crate) deletes: Vec<String>,
     pub(crate) manifest: Manifest,
     pub(crate) checksum: String,
-    pub(crate) refused: Vec<Refusal>,
+    pub(crate) refused: Vec<RefusedRow>,
     pub(crate) warnings: Vec<String>,
 }
 
-impl Change {
+impl FileChanges {
     /// Records paths of this change that other manifests name. Fails if the whole inventory depends on one of them.
     pub(crate) fn note_owned(
         &self,
         held: Option<&Manifest>,
-        place: &str,
-        found: Owners,
-        foreign: &mut Foreign,
+        destination: &str,
+        found: OwnersByPath,
+        foreign: &mut ForeignPaths,
     ) -> Result<(), SinkError> {
         for (path, owners) in found {
             let Some(owner) = owners.first() else { continue };
             if !self.is_of_one_row(held, &path) {
-                return Err(foreign::owned_by_other(place, &path, owner));
+                return Err(foreign::owned_by_other(destination, &path, owner));
             }
             foreign.add_owned(path, owner);
         }
@@ -100,12 +100,12 @@ impl Change {
     pub(crate) fn note_files(
         &self,
         held: Option<&Manifest>,
-        place: &str,
+        destination: &str,
         found: Vec<(String, bool)>,
-        foreign: &mut Foreign,
+        foreign: &mut ForeignPaths,
     ) -> Result<(), SinkError> {
         let shared = found.iter().filter(|(path, _)| !self.is_of_one_row(held, path));
-        foreign::refuse(place, &shared.cloned().collect::<Vec<_>>())?;
+        foreign::refuse(destination, &shared.cloned().collect::<Vec<_>>())?;
         foreign.add_files(found);
         Ok(())
     }
@@ -118,33 +118,39 @@ impl Change {
     }
 }
 
-impl<'a> Draft<'a> {
+impl<'a> WriteDraft<'a> {
     pub(crate) fn new(
-        settings: &'a Settings,
+        settings: &'a LayoutSettings,
         batch: &'a Batch<'a>,
         held: Option<&'a Manifest>,
-        foreign: &Foreign,
+        foreign: &ForeignPaths,
     ) -> Self {
-        let mut wants: BTreeMap<&RowKey, Want<'_>> = BTreeMap::new();
-        let kept = |line: &'a Line| Want { from: Origin::Held(line), whole: line.whole.clone() };
+        let mut wanted: BTreeMap<&RowKey, WantedRow<'_>> = BTreeMap::new();
+        let kept = |line: &'a ManifestLine| WantedRow {
+            source: RowSource::Manifest(line),
+            object_attribute: line.object_attribute.clone(),
+        };
         for (key, line) in held.iter().flat_map(|held| &held.rows) {
-            wants.insert(key, kept(line));
+            wanted.insert(key, kept(line));
         }
         for removed in &batch.delta.removed {
-            wants.remove(&removed.key);
+            wanted.remove(&removed.key);
         }
         for row in batch.delta.rows() {
-            wants.insert(&row.key, Want { from: Origin::Given(row), whole: chunks::whole_object(row) });
+            wanted.insert(
+                &row.key,
+                WantedRow { source: RowSource::Delta(row), object_attribute: chunks::whole_object(row) },
+            );
         }
-        let shape = settings.shape(wants.values().map(|want| want.whole.is_some()));
+        let shape = settings.shape(wanted.values().map(|row| row.object_attribute.is_some()));
         let mut refused = Vec::new();
         if shape.content == LayoutContent::Manifest {
             for row in batch.delta.rows() {
-                if wants.get(&row.key).is_some_and(|want| want.whole.is_none()) {
-                    refused.push(Refusal { key: row.key.clone(), why: no_manifest(row) });
-                    wants.remove(&row.key);
+                if wanted.get(&row.key).is_some_and(|row| row.object_attribute.is_none()) {
+                    refused.push(RefusedRow { key: row.key.clone(), why: no_manifest(row) });
+                    wanted.remove(&row.key);
                     if let Some((key, line)) = held.and_then(|held| held.rows.get_key_value(&row.key)) {
-                        wants.insert(key, kept(line));
+                        wanted.insert(key, kept(line));
                     }
                 }
             }
@@ -158,74 +164,89 @@ impl<'a> Draft<'a> {
             held,
             shape,
             stale,
-            wants,
-            tree: Vec::new(),
+            wanted,
+            tree_paths: Vec::new(),
             index: None,
             refused,
             warnings: Vec::new(),
         };
         if !shape.document {
-            draft.place(foreign);
+            draft.assign_paths(foreign);
         }
         draft
     }
 
     /// Gives every row its file. Rows whose path is occupied by a file of others are refused; if such a row has a file
     /// already, it stays there.
-    fn place(&mut self, foreign: &Foreign) {
+    fn assign_paths(&mut self, foreign: &ForeignPaths) {
         let (inventory, generation) = (self.batch.inventory, self.batch.generation);
         if let Some(template) = self.settings.index.as_ref().filter(|_| self.shape.index) {
-            self.index = Some(paths::document(template, self.settings, inventory, generation).whole());
+            self.index = Some(paths::document(template, self.settings, inventory, generation).full_path());
         }
-        let mut stay: BTreeMap<&RowKey, String> = BTreeMap::new();
+        let mut kept_paths: BTreeMap<&RowKey, String> = BTreeMap::new();
         loop {
-            let taken: Vec<String> = self.index.iter().chain(stay.values()).cloned().collect();
-            let moving: Vec<(&'a RowKey, &Want<'a>)> =
-                self.wants.iter().filter(|(key, _)| !stay.contains_key(*key)).map(|(k, w)| (*k, w)).collect();
-            let sources = moving.iter().map(|(key, want)| Source { key, name: want.from.name() });
-            let placed =
-                row_paths::rows(sources, self.settings, self.shape, inventory, generation, &taken, foreign);
+            let taken: Vec<String> = self.index.iter().chain(kept_paths.values()).cloned().collect();
+            let moving: Vec<(&'a RowKey, &WantedRow<'a>)> = self
+                .wanted
+                .iter()
+                .filter(|(key, _)| !kept_paths.contains_key(*key))
+                .map(|(key, row)| (*key, row))
+                .collect();
+            let sources = moving.iter().map(|(key, row)| PathRow { key, name: row.source.name() });
+            let assigned =
+                row_paths::assign(sources, self.settings, self.shape, inventory, generation, &taken, foreign);
             let mut refused = Vec::new();
-            for ((key, want), placed) in moving.iter().zip(&placed) {
-                let why = foreign.refusal(&placed.path, &key.group);
-                refused.extend(why.map(|why| (*key, format!("{}: {why}", described(key, want.from.name())))));
+            for ((key, row), assigned) in moving.iter().zip(&assigned) {
+                let why = foreign.refusal(&assigned.path, &key.group);
+                refused
+                    .extend(why.map(|why| (*key, format!("{}: {why}", described(key, row.source.name())))));
             }
             if refused.is_empty() {
-                let warnings = self.shared_paths(&moving, &placed);
-                let mut paths: BTreeMap<&RowKey, String> =
-                    moving.iter().map(|(key, _)| *key).zip(placed.into_iter().map(|p| p.path)).collect();
-                paths.append(&mut stay);
-                (self.tree, self.warnings) = (paths.into_values().collect(), warnings);
+                let warnings = self.shared_paths(&moving, &assigned);
+                let mut paths: BTreeMap<&RowKey, String> = moving
+                    .iter()
+                    .map(|(key, _)| *key)
+                    .zip(assigned.into_iter().map(|row| row.path))
+                    .collect();
+                paths.append(&mut kept_paths);
+                (self.tree_paths, self.warnings) = (paths.into_values().collect(), warnings);
                 return;
             }
             for (key, why) in refused {
-                self.refused.push(Refusal { key: key.clone(), why });
-                let has_file =
-                    |line: &Line| !line.path.is_empty() && foreign.refusal(&line.path, &key.group).is_none();
+                self.refused.push(RefusedRow { key: key.clone(), why });
+                let has_file = |line: &ManifestLine| {
+                    !line.path.is_empty() && foreign.refusal(&line.path, &key.group).is_none()
+                };
                 match self.held.and_then(|held| held.rows.get_key_value(key)) {
                     Some((key, line)) if has_file(line) => {
-                        stay.insert(key, line.path.clone());
-                        self.wants.insert(key, Want { from: Origin::Held(line), whole: line.whole.clone() });
+                        kept_paths.insert(key, line.path.clone());
+                        self.wanted.insert(
+                            key,
+                            WantedRow {
+                                source: RowSource::Manifest(line),
+                                object_attribute: line.object_attribute.clone(),
+                            },
+                        );
                     }
-                    _ => drop(self.wants.remove(key)),
+                    _ => drop(self.wanted.remove(key)),
                 }
             }
         }
     }
 
     /// Warnings about rows that have a suffix because they share a path, if one of them is new there.
-    fn shared_paths(&self, rows: &[(&RowKey, &Want<'_>)], placed: &[Placed]) -> Vec<String> {
+    fn shared_paths(&self, rows: &[(&RowKey, &WantedRow<'_>)], assigned: &[RowPath]) -> Vec<String> {
         let mut groups: BTreeMap<&str, (bool, Vec<String>)> = BTreeMap::new();
-        for ((key, want), placed) in rows.iter().zip(placed) {
-            let Some(shared) = placed.shared.as_deref() else { continue };
+        for ((key, row), assigned) in rows.iter().zip(assigned) {
+            let Some(shared) = assigned.shared.as_deref() else { continue };
             let (new, rows) = groups.entry(shared).or_default();
             let before = self.held.and_then(|held| held.rows.get(*key)).map(|line| &*line.path);
-            *new |= before != Some(&placed.path);
+            *new |= before != Some(&assigned.path);
             let RowKey { kind, namespace, group, uid, .. } = key;
-            let name = want.from.name();
+            let name = row.source.name();
             rows.push(format!("{kind} {namespace}/{name} (group {group:?}, uid {uid})"));
         }
-        let told = groups.into_iter().filter(|(_, (new, _))| *new).map(|(path, (_, mut rows))| {
+        let warnings = groups.into_iter().filter(|(_, (new, _))| *new).map(|(path, (_, mut rows))| {
             let more = rows.len().saturating_sub(4);
             rows.truncate(4);
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
@@ -235,17 +256,17 @@ impl<'a> Draft<'a> {
                 rows.join(" and ")
             )
         });
-        told.collect()
+        warnings.collect()
     }
 
-    /// The files whose bytes [`Draft::change`] needs.
+    /// The files whose bytes [`WriteDraft::change`] needs.
     pub(crate) fn reads(&self) -> BTreeSet<&str> {
         let Some(held) = self.held else { return BTreeSet::new() };
         if self.shape.document || self.stale || held.header.writing {
             return held.paths();
         }
-        let moved = self.wants.values().zip(&self.tree).filter_map(|(want, path)| match want.from {
-            Origin::Held(line) if line.path != *path && !line.path.is_empty() => Some(&*line.path),
+        let moved = self.wanted.values().zip(&self.tree_paths).filter_map(|(row, path)| match row.source {
+            RowSource::Manifest(line) if line.path != *path && !line.path.is_empty() => Some(&*line.path),
             _ => None,
         });
         moved.chain(held.header.files.keys().map(|path| &**path)).collect()
@@ -255,18 +276,18 @@ impl<'a> Draft<'a> {
     pub(crate) fn change(
         self,
         files: &BTreeMap<String, Bytes>,
-        journal: BTreeMap<Hash, String>,
+        journal: BTreeMap<BlobHash, String>,
         exported_at: &str,
-    ) -> Change {
-        let mut old = journal;
+    ) -> FileChanges {
+        let mut old_chunks = journal;
         if let Some(held) = self.held {
             for bytes in files.values() {
                 for chunk in chunks::split(held.header.shape, bytes) {
-                    old.insert(Hash::of(chunk.as_bytes()), chunk);
+                    old_chunks.insert(BlobHash::of(chunk.as_bytes()), chunk);
                 }
             }
         }
-        let mut change = Change {
+        let mut change = FileChanges {
             journal: BTreeMap::new(),
             intent: None,
             new_paths: Vec::new(),
@@ -278,45 +299,52 @@ impl<'a> Draft<'a> {
             warnings: Vec::new(),
         };
         if self.shape.document {
-            self.documents(files, &old, exported_at, &mut change);
+            self.documents(files, &old_chunks, exported_at, &mut change);
         } else {
-            self.tree(files, &old, exported_at, &mut change);
+            self.tree(files, &old_chunks, exported_at, &mut change);
         }
         self.keep_fingerprint(&mut change.manifest);
-        self.compare(&old, &mut change);
+        self.compare(&old_chunks, &mut change);
         change.refused = self.refused;
         change.warnings = self.warnings;
         change
     }
 
     /// The text of a row and its line of the manifest; no text if the row is lost.
-    fn text(&self, key: &RowKey, want: &Want<'_>, old: &BTreeMap<Hash, String>) -> (Option<String>, Line) {
-        match want.from {
-            Origin::Given(row) => {
+    fn text(
+        &self,
+        key: &RowKey,
+        wanted: &WantedRow<'_>,
+        old_chunks: &BTreeMap<BlobHash, String>,
+    ) -> (Option<String>, ManifestLine) {
+        match wanted.source {
+            RowSource::Delta(row) => {
                 let text = chunks::chunk(self.shape, key, &row.version, &row.name, row.attributes.get());
-                let line = Line {
+                let line = ManifestLine {
                     version: row.version.to_string(),
                     name: row.name.to_string(),
                     digest: row.digest,
-                    whole: want.whole.clone(),
+                    object_attribute: wanted.object_attribute.clone(),
                     path: String::new(),
-                    hash: Hash::of(text.as_bytes()),
+                    hash: BlobHash::of(text.as_bytes()),
                 };
                 (Some(text), line)
             }
-            Origin::Held(line) => {
-                let mut line = Line { path: String::new(), ..line.clone() };
-                let mut text = old.get(&line.hash).cloned();
+            RowSource::Manifest(line) => {
+                let mut line = ManifestLine { path: String::new(), ..line.clone() };
+                let mut text = old_chunks.get(&line.hash).cloned();
                 if let Some(held) = self.held.filter(|_| self.stale) {
                     let before = held.header.shape;
                     text = text
-                        .and_then(|text| chunks::attributes(before, line.whole.as_deref(), &text))
-                        .filter(|_| self.shape.content != LayoutContent::Manifest || line.whole.is_some())
+                        .and_then(|text| chunks::attributes(before, line.object_attribute.as_deref(), &text))
+                        .filter(|_| {
+                            self.shape.content != LayoutContent::Manifest || line.object_attribute.is_some()
+                        })
                         .map(|attributes| {
                             chunks::chunk(self.shape, key, &line.version, &line.name, &attributes)
                         });
                     if let Some(text) = &text {
-                        line.hash = Hash::of(text.as_bytes());
+                        line.hash = BlobHash::of(text.as_bytes());
                         // Decimals may have changed in the conversion: digest 0 makes a comparison write the row again.
                         line.digest = RowDigest(0);
                     }
@@ -329,20 +357,20 @@ impl<'a> Draft<'a> {
     fn documents(
         &self,
         files: &BTreeMap<String, Bytes>,
-        old: &BTreeMap<Hash, String>,
+        old_chunks: &BTreeMap<BlobHash, String>,
         exported_at: &str,
-        change: &mut Change,
+        change: &mut FileChanges,
     ) {
         let batch = self.batch;
-        let about = About {
+        let settings = DocumentSettings {
             generation: batch.generation,
             cluster: &batch.inventory.cluster,
             exported_at,
             part_bytes: batch.part_bytes,
         };
-        let mut items = Vec::with_capacity(self.wants.len());
-        for (key, want) in &self.wants {
-            let (text, line) = self.text(key, want, old);
+        let mut items = Vec::with_capacity(self.wanted.len());
+        for (key, row) in &self.wanted {
+            let (text, line) = self.text(key, row, old_chunks);
             if let Some(text) = text {
                 items.push(Item::with_text(key, &line.version, &line.name, text));
             }
@@ -351,24 +379,24 @@ impl<'a> Draft<'a> {
         let path =
             paths::document(&self.settings.documents, self.settings, batch.inventory, batch.generation);
         let overhead =
-            if self.shape.format == super::FileFormat::Json { envelope::overhead(&about) } else { 0 };
+            if self.shape.format == super::ReadableFormat::Json { envelope::overhead(&settings) } else { 0 };
         let parts = envelope::pack(items, overhead, batch.part_bytes);
-        let mut places: HashMap<Hash, Vec<String>> = HashMap::new();
+        let mut paths_by_hash: HashMap<BlobHash, Vec<String>> = HashMap::new();
         let mut checksums = Vec::new();
         for (index, items) in parts.iter().enumerate() {
             let part = (parts.len() > 1).then_some((index + 1, parts.len()));
             let path = path.part(part);
             for item in items {
-                places.entry(Hash::of(item.text.as_bytes())).or_default().push(path.clone());
+                paths_by_hash.entry(BlobHash::of(item.text.as_bytes())).or_default().push(path.clone());
             }
-            let made =
-                chunks::document(self.shape, items, part, &about, files.get(&path).map(|bytes| &**bytes));
-            change.manifest.header.files.insert(path.clone(), Hash::of(&made.bytes));
-            checksums.push(made.checksum);
-            change.writes.push((path, made.bytes.into()));
+            let document =
+                chunks::document(self.shape, items, part, &settings, files.get(&path).map(|bytes| &**bytes));
+            change.manifest.header.files.insert(path.clone(), BlobHash::of(&document.bytes));
+            checksums.push(document.checksum);
+            change.writes.push((path, document.bytes.into()));
         }
         for line in change.manifest.rows.values_mut() {
-            line.path = places.get_mut(&line.hash).and_then(Vec::pop).unwrap_or_default();
+            line.path = paths_by_hash.get_mut(&line.hash).and_then(Vec::pop).unwrap_or_default();
         }
         change.checksum = envelope::combined(checksums.iter().map(|checksum| &**checksum));
     }
@@ -376,19 +404,19 @@ impl<'a> Draft<'a> {
     fn tree(
         &self,
         files: &BTreeMap<String, Bytes>,
-        old: &BTreeMap<Hash, String>,
+        old_chunks: &BTreeMap<BlobHash, String>,
         exported_at: &str,
-        change: &mut Change,
+        change: &mut FileChanges,
     ) {
-        for ((key, want), path) in self.wants.iter().zip(&self.tree) {
-            if let Origin::Held(line) = want.from
+        for ((key, row), path) in self.wanted.iter().zip(&self.tree_paths) {
+            if let RowSource::Manifest(line) = row.source
                 && line.path == *path
                 && !self.stale
             {
                 change.manifest.rows.insert((*key).clone(), line.clone());
                 continue;
             }
-            let (text, mut line) = self.text(key, want, old);
+            let (text, mut line) = self.text(key, row, old_chunks);
             if let Some(text) = text {
                 line.path.clone_from(path);
                 change.writes.push((path.clone(), text.into()));
@@ -401,14 +429,16 @@ impl<'a> Draft<'a> {
             let mut listed: Vec<&str> = rows.map(|line| &*line.path).collect();
             listed.sort_unstable();
             let cluster = &self.batch.inventory.cluster;
-            let made = |at: &str| chunks::index(self.shape, cluster, &listed, &change.checksum, at);
+            let index_file = |exported_at: &str| {
+                chunks::index(self.shape, cluster, &listed, &change.checksum, exported_at)
+            };
             let before = files.get(path);
             let same = before
                 .and_then(|bytes| chunks::exported_at(self.shape, bytes))
-                .map(|at| made(&at))
+                .map(|exported_at| index_file(&exported_at))
                 .filter(|bytes| before.is_some_and(|before| **before == **bytes));
-            let bytes = same.unwrap_or_else(|| made(exported_at));
-            change.manifest.header.files.insert(path.clone(), Hash::of(&bytes));
+            let bytes = same.unwrap_or_else(|| index_file(exported_at));
+            change.manifest.header.files.insert(path.clone(), BlobHash::of(&bytes));
             change.writes.push((path.clone(), bytes.into()));
         }
     }
@@ -424,7 +454,7 @@ impl<'a> Draft<'a> {
     }
 
     /// Computes the files to delete, and the chunks to keep in the journal until the write is done.
-    fn compare(&self, old: &BTreeMap<Hash, String>, change: &mut Change) {
+    fn compare(&self, old_chunks: &BTreeMap<BlobHash, String>, change: &mut FileChanges) {
         let Some(held) = self.held else {
             let mut intent = Manifest::new(self.batch.inventory, self.settings.fingerprint(), self.shape);
             intent.header.writing = true;
@@ -433,20 +463,20 @@ impl<'a> Draft<'a> {
             change.intent = Some(intent);
             return;
         };
-        let (had, has) = (held.paths(), change.manifest.paths());
-        change.deletes = had.difference(&has).map(|path| (*path).to_owned()).collect();
-        for (key, want) in &self.wants {
-            let Origin::Held(line) = want.from else { continue };
+        let (old_paths, new_paths) = (held.paths(), change.manifest.paths());
+        change.deletes = old_paths.difference(&new_paths).map(|path| (*path).to_owned()).collect();
+        for (key, row) in &self.wanted {
+            let RowSource::Manifest(line) = row.source else { continue };
             let after = change.manifest.rows.get(*key);
             let moves = after.is_some_and(|after| after.path != line.path || after.hash != line.hash);
-            // After a crash the journal may be the only place that still has a row.
+            // After a crash a row may be in the journal only.
             if (moves || held.header.writing)
-                && let Some(text) = old.get(&line.hash)
+                && let Some(text) = old_chunks.get(&line.hash)
             {
                 change.journal.insert(line.hash, text.clone());
             }
         }
-        change.new_paths = has.difference(&had).map(|path| (*path).to_owned()).collect();
+        change.new_paths = new_paths.difference(&old_paths).map(|path| (*path).to_owned()).collect();
         if !change.new_paths.is_empty() || !change.journal.is_empty() {
             let mut intent = held.clone();
             intent.header.writing = true;

@@ -6,12 +6,12 @@
 use kollect_model::crd::sinks::{GroupInPath, LayoutContent, LayoutMode};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::{FileFormat, Settings};
+use super::{LayoutSettings, ReadableFormat};
 
 /// Version of all code that decides bytes and paths: files of another version are written again.
 const LAYOUT_VERSION: u32 = 1;
 
-impl Settings {
+impl LayoutSettings {
     /// Differs for settings that give different files.
     pub(super) fn fingerprint(&self) -> String {
         hash(&self.spelling())
@@ -47,9 +47,9 @@ impl Settings {
             LayoutContent::Manifest => "manifest",
         });
         let format = match format {
-            FileFormat::Json => "json",
-            FileFormat::Yaml => "yaml",
-            FileFormat::Ndjson => "ndjson",
+            ReadableFormat::Json => "json",
+            ReadableFormat::Yaml => "yaml",
+            ReadableFormat::Ndjson => "ndjson",
         };
         let group = match group_in_path {
             GroupInPath::Auto => "auto",
@@ -79,9 +79,9 @@ impl Settings {
             LayoutContent::Manifest => "Some(Manifest)",
         });
         let format = match self.format {
-            FileFormat::Json => "Json",
-            FileFormat::Yaml => "Yaml",
-            FileFormat::Ndjson => "Ndjson",
+            ReadableFormat::Json => "Json",
+            ReadableFormat::Yaml => "Yaml",
+            ReadableFormat::Ndjson => "Ndjson",
         };
         let group = match self.group_in_path {
             GroupInPath::Auto => "Auto",
@@ -116,11 +116,11 @@ mod tests {
     use super::*;
 
     /// Settings in which every setting differs from its default at least once.
-    fn settings() -> [Settings; 4] {
-        let planned = |spec: Value| Settings::plan(&serde_json::from_value(spec).unwrap()).unwrap();
+    fn settings() -> [LayoutSettings; 4] {
+        let planned = |spec: Value| LayoutSettings::plan(&serde_json::from_value(spec).unwrap()).unwrap();
         [
-            Settings::document(FileFormat::Json),
-            Settings::document(FileFormat::Yaml).per_resource(),
+            LayoutSettings::document(ReadableFormat::Json),
+            LayoutSettings::document(ReadableFormat::Yaml).per_resource(),
             planned(json!({
                 "type": "filesystem",
                 "pathTemplate": "x/\"{name}\".json",
@@ -142,7 +142,7 @@ mod tests {
     /// Existing manifests store these texts: a change of the code must not change them.
     #[test]
     fn fingerprints_do_not_change() {
-        let spelled: Vec<String> = settings().iter().map(Settings::spelling).collect();
+        let spelled: Vec<String> = settings().iter().map(LayoutSettings::spelling).collect();
         assert_eq!(
             spelled[0],
             "layout 1\nmode document\ncontent auto\nformat json\ngzip false\n\

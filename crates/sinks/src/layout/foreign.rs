@@ -4,20 +4,20 @@ use std::collections::{BTreeMap, HashSet};
 
 use kollect_model::sink::{SinkError, SinkReason};
 
-use super::path_owners::{self, Owners};
+use super::path_owners::{self, OwnersByPath};
 
 /// Paths that belong to others, and their owners, as found by one write.
 #[derive(Default)]
-pub(crate) struct Foreign {
-    paths: BTreeMap<String, Owner>,
+pub(crate) struct ForeignPaths {
+    paths: BTreeMap<String, ForeignOwner>,
     /// Paths that were looked up in the manifests of other inventories.
     looked_up: HashSet<String>,
 }
 
 /// The owner of a path that our manifest does not name.
-enum Owner {
+enum ForeignOwner {
     /// No manifest names it, and the file has the bytes that we would write: an interrupted write has left it.
-    Left,
+    LeftOver,
     /// No manifest names it.
     Unknown,
     /// Another inventory, whether the file exists or not.
@@ -29,9 +29,9 @@ enum Owner {
     },
 }
 
-impl Foreign {
+impl ForeignPaths {
     /// Paths that belong to other inventories.
-    pub(crate) fn of(owners: &Owners) -> Self {
+    pub(crate) fn of(owners: &OwnersByPath) -> Self {
         let mut foreign = Self::default();
         for (path, owners) in owners {
             owners.iter().take(1).for_each(|owner| foreign.add_owned(path.clone(), owner));
@@ -41,13 +41,13 @@ impl Foreign {
 
     /// Adds existing files that no manifest names, each with whether it already has the bytes that we would write.
     pub(super) fn add_files(&mut self, found: Vec<(String, bool)>) {
-        let owner = |same| if same { Owner::Left } else { Owner::Unknown };
+        let owner = |same| if same { ForeignOwner::LeftOver } else { ForeignOwner::Unknown };
         self.paths.extend(found.into_iter().map(|(path, same)| (path, owner(same))));
     }
 
     /// Adds a path that the manifest of another inventory names.
-    pub(super) fn add_owned(&mut self, path: String, owner: &path_owners::Owner) {
-        let owner = Owner::Inventory { described: owner.described(), group: owner.group.clone() };
+    pub(super) fn add_owned(&mut self, path: String, owner: &path_owners::PathOwner) {
+        let owner = ForeignOwner::Inventory { described: owner.described(), group: owner.group.clone() };
         self.paths.insert(path, owner);
     }
 
@@ -65,7 +65,7 @@ impl Foreign {
     /// Whether the file belongs to a row of another API group.
     pub(super) fn is_of_another_group(&self, path: &str, group: &str) -> bool {
         match self.paths.get(path) {
-            Some(Owner::Inventory { group: Some(other), .. }) => other != group,
+            Some(ForeignOwner::Inventory { group: Some(other), .. }) => other != group,
             _ => false,
         }
     }
@@ -73,16 +73,16 @@ impl Foreign {
     /// Why a row of an API group cannot have this file, and what the user can do about it.
     pub(super) fn refusal(&self, path: &str, group: &str) -> Option<String> {
         match self.paths.get(path)? {
-            Owner::Left => None,
-            Owner::Unknown => Some(format!(
+            ForeignOwner::LeftOver => None,
+            ForeignOwner::Unknown => Some(format!(
                 "{path} is a file that Kollect has not written: move it away, or write another \
                  spec.layout.pathTemplate"
             )),
-            Owner::Inventory { described, group: Some(other) } if other != group => Some(format!(
+            ForeignOwner::Inventory { described, group: Some(other) } if other != group => Some(format!(
                 "{path} is a file of {described}, for an object of API group {other:?}: put {{group}} into \
                  spec.layout.pathTemplate, and let spec.layout.filename.groupInPath be auto or always"
             )),
-            Owner::Inventory { described, .. } => Some(format!(
+            ForeignOwner::Inventory { described, .. } => Some(format!(
                 "{path} is a file of {described}: put {{cluster}}, {{namespace}} and {{name}} of the inventory \
                  into spec.layout.pathTemplate, or use another destination"
             )),
@@ -91,9 +91,9 @@ impl Foreign {
 }
 
 /// The error for a file that the whole inventory depends on and that the manifest of another inventory names.
-pub(super) fn owned_by_other(place: &str, path: &str, owner: &path_owners::Owner) -> SinkError {
+pub(super) fn owned_by_other(destination: &str, path: &str, owner: &path_owners::PathOwner) -> SinkError {
     let attempt = format!(
-        "write {path} in {place}: it is a file of {}; put {{cluster}}, {{namespace}} and {{name}} into the path \
+        "write {path} in {destination}: it is a file of {}; put {{cluster}}, {{namespace}} and {{name}} into the path \
          template, or use another destination",
         owner.described()
     );
@@ -102,10 +102,10 @@ pub(super) fn owned_by_other(place: &str, path: &str, owner: &path_owners::Owner
 
 /// Returns an error if the whole inventory depends on a file that no manifest names. The flag of a file tells
 /// whether it already has the bytes that we would write: such a file is no error.
-pub(crate) fn refuse(place: &str, found: &[(String, bool)]) -> Result<(), SinkError> {
+pub(crate) fn refuse(destination: &str, found: &[(String, bool)]) -> Result<(), SinkError> {
     let Some((path, _)) = found.iter().find(|(_, same)| !same) else { return Ok(()) };
     let attempt = format!(
-        "write {path} in {place}: there is a file that Kollect has not written; move it away, or use another \
+        "write {path} in {destination}: there is a file that Kollect has not written; move it away, or use another \
          path template"
     );
     Err(SinkError::new(SinkReason::Incompatible, attempt))

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn white_space_comes_and_goes() {
+    fn json_is_indented_and_compacted_without_changing_values() {
         let text = r#"{"a":[1.50,{"b":" {[,:\"\\"}],"c":{},"d":[],"e":18446744073709551615}"#;
         let pretty = "{\n  \"a\": [\n    1.50,\n    {\n      \"b\": \" {[,:\\\"\\\\\"\n    }\n  ],\n  \"c\": {},\n  \"d\": [],\n  \"e\": 18446744073709551615\n}";
         assert_eq!(indented(text), pretty);

@@ -11,25 +11,25 @@ use kollect_model::{
 use serde::{Deserialize, Serialize};
 use sha1::{Digest, Sha1};
 
-use super::{Shape, path_owners::Owners, paths};
+use super::{LayoutShape, path_owners::OwnersByPath, paths};
 
 /// The files and rows of an inventory in a destination.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Manifest {
-    pub(crate) header: Header,
-    pub(crate) rows: BTreeMap<RowKey, Line>,
+    pub(crate) header: ManifestHeader,
+    pub(crate) rows: BTreeMap<RowKey, ManifestLine>,
 }
 
 /// The first line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Header {
+pub(crate) struct ManifestHeader {
     /// The inventory: cluster, namespace and name. For people and messages.
     pub(crate) inventory: [String; 3],
     /// Fingerprint of the settings.
     pub(crate) settings: String,
-    pub(crate) shape: Shape,
+    pub(crate) shape: LayoutShape,
     /// Files that are not the file of one row, with the hash of their bytes.
-    pub(crate) files: BTreeMap<String, Hash>,
+    pub(crate) files: BTreeMap<String, BlobHash>,
     /// Files that an unfinished write may have created.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(crate) claimed: BTreeSet<String>,
@@ -40,44 +40,44 @@ pub(crate) struct Header {
 
 /// Where a row is stored.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Line {
+pub(crate) struct ManifestLine {
     pub(crate) version: String,
     pub(crate) name: String,
     pub(crate) digest: RowDigest,
     /// The attribute that holds the whole object, if the row has no other attribute.
-    pub(crate) whole: Option<String>,
+    pub(crate) object_attribute: Option<String>,
     /// Its file; empty if the row was lost.
     pub(crate) path: String,
     /// Hash of its chunk.
-    pub(crate) hash: Hash,
+    pub(crate) hash: BlobHash,
 }
 
 /// The first 16 bytes of the id of the Git blob with these bytes: in a Git tree, changed files are found without
 /// reading them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Hash(pub(super) u128);
+pub(crate) struct BlobHash(pub(super) u128);
 
-impl Hash {
+impl BlobHash {
     pub(crate) fn of(bytes: &[u8]) -> Self {
         let mut hasher = Sha1::new();
         hasher.update(format!("blob {}\0", bytes.len()));
         hasher.update(bytes);
-        Self::prefix(&hasher.finalize())
+        Self::of_blob_id(&hasher.finalize())
     }
 
     /// The hash, from the id of a blob.
-    pub(crate) fn prefix(id: &[u8]) -> Self {
+    pub(crate) fn of_blob_id(id: &[u8]) -> Self {
         Self(id.iter().take(16).fold(0, |number, byte| number << 8 | u128::from(*byte)))
     }
 }
 
-impl Serialize for Hash {
+impl Serialize for BlobHash {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&format!("{:032x}", self.0))
     }
 }
 
-impl<'de> Deserialize<'de> for Hash {
+impl<'de> Deserialize<'de> for BlobHash {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
         u128::from_str_radix(&text, 16).map(Self).map_err(serde::de::Error::custom)
@@ -89,36 +89,36 @@ const HEADER: &str = "manifest.json";
 /// The approximate number of rows per file.
 const ROWS_PER_FILE: usize = 64;
 /// The maximum number of files: Git rewrites the whole list of a directory with every change.
-const MOST_FILES: usize = 4096;
+const MAX_FILES: usize = 4096;
 
 /// A line as it is written.
 #[derive(Serialize, Deserialize)]
-struct Written<'a> {
+struct WrittenLine<'a> {
     #[serde(borrow)]
-    target: (Option<Text<'a>>, Text<'a>),
-    group: Text<'a>,
-    kind: Text<'a>,
-    namespace: Text<'a>,
-    uid: Text<'a>,
-    version: Text<'a>,
-    name: Text<'a>,
-    digest: Hash,
+    target: (Option<LineText<'a>>, LineText<'a>),
+    group: LineText<'a>,
+    kind: LineText<'a>,
+    namespace: LineText<'a>,
+    uid: LineText<'a>,
+    version: LineText<'a>,
+    name: LineText<'a>,
+    digest: BlobHash,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    whole: Option<Text<'a>>,
-    path: Text<'a>,
-    hash: Hash,
+    whole: Option<LineText<'a>>,
+    path: LineText<'a>,
+    hash: BlobHash,
 }
 
-type Text<'a> = std::borrow::Cow<'a, str>;
+type LineText<'a> = std::borrow::Cow<'a, str>;
 
 /// The fields of a line that concern its file.
 #[derive(Deserialize)]
 pub(crate) struct NamedLine<'a> {
     #[serde(borrow)]
-    pub(crate) group: Text<'a>,
+    pub(crate) group: LineText<'a>,
     #[serde(borrow)]
-    pub(crate) path: Text<'a>,
-    pub(crate) hash: Hash,
+    pub(crate) path: LineText<'a>,
+    pub(crate) hash: BlobHash,
 }
 
 impl<'a> NamedLine<'a> {
@@ -132,9 +132,9 @@ impl<'a> NamedLine<'a> {
 }
 
 impl Manifest {
-    pub(crate) fn new(inventory: &InventoryId, settings: String, shape: Shape) -> Self {
+    pub(crate) fn new(inventory: &InventoryId, settings: String, shape: LayoutShape) -> Self {
         let names = [&*inventory.cluster, inventory.stored_namespace(), &inventory.name];
-        let header = Header {
+        let header = ManifestHeader {
             inventory: names.map(ToOwned::to_owned),
             settings,
             shape,
@@ -148,8 +148,8 @@ impl Manifest {
     /// Every file of the inventory.
     pub(crate) fn paths(&self) -> BTreeSet<&str> {
         let rows = self.rows.values().map(|line| &*line.path).filter(|path| !path.is_empty());
-        rows.chain(self.header.files.keys().map(|p| &**p))
-            .chain(self.header.claimed.iter().map(|p| &**p))
+        rows.chain(self.header.files.keys().map(|path| &**path))
+            .chain(self.header.claimed.iter().map(|path| &**path))
             .collect()
     }
 
@@ -168,7 +168,7 @@ impl Manifest {
         header.push(b'\n');
         let mut files = BTreeMap::from([(HEADER.to_owned(), header)]);
         // The number of files depends only on the number of rows: equal rows give equal files.
-        let shards = (self.rows.len() / ROWS_PER_FILE).next_power_of_two().min(MOST_FILES);
+        let shards = (self.rows.len() / ROWS_PER_FILE).next_power_of_two().min(MAX_FILES);
         for (key, line) in &self.rows {
             let shard = paths::key_hash(key) >> 64 & (shards as u128 - 1);
             write_line(files.entry(format!("rows-{shard:04x}.ndjson")).or_default(), key, line)?;
@@ -219,12 +219,12 @@ impl Manifest {
         bytes.split_at(end)
     }
 
-    pub(crate) fn read_header(bytes: &[u8]) -> serde_json::Result<Header> {
+    pub(crate) fn read_header(bytes: &[u8]) -> serde_json::Result<ManifestHeader> {
         serde_json::from_slice(bytes)
     }
 
     /// Stops naming these files. Their rows are lost until they are written again.
-    pub(crate) fn give_up(&mut self, paths: &Owners) {
+    pub(crate) fn give_up(&mut self, paths: &OwnersByPath) {
         self.header.files.retain(|path, _| !paths.contains_key(path));
         self.header.claimed.retain(|path| !paths.contains_key(path));
         for line in self.rows.values_mut().filter(|line| paths.contains_key(&line.path)) {
@@ -234,7 +234,7 @@ impl Manifest {
 
     fn read_lines(&mut self, bytes: &[u8]) -> serde_json::Result<()> {
         for line in bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-            let line: Written<'_> = serde_json::from_slice(line)?;
+            let line: WrittenLine<'_> = serde_json::from_slice(line)?;
             let key = RowKey {
                 target: TargetId {
                     namespace: line.target.0.map(|namespace| (*namespace).into()),
@@ -245,11 +245,11 @@ impl Manifest {
                 namespace: (*line.namespace).into(),
                 uid: (*line.uid).into(),
             };
-            let value = Line {
+            let value = ManifestLine {
                 version: line.version.into_owned(),
                 name: line.name.into_owned(),
                 digest: RowDigest(line.digest.0),
-                whole: line.whole.map(Text::into_owned),
+                object_attribute: line.whole.map(LineText::into_owned),
                 path: line.path.into_owned(),
                 hash: line.hash,
             };
@@ -259,18 +259,21 @@ impl Manifest {
     }
 }
 
-fn write_line(bytes: &mut Vec<u8>, key: &RowKey, line: &Line) -> serde_json::Result<()> {
-    let written = Written {
-        target: (key.target.namespace.as_deref().map(Text::Borrowed), Text::Borrowed(&key.target.name)),
-        group: Text::Borrowed(&key.group),
-        kind: Text::Borrowed(&key.kind),
-        namespace: Text::Borrowed(&key.namespace),
-        uid: Text::Borrowed(&key.uid),
-        version: Text::Borrowed(&line.version),
-        name: Text::Borrowed(&line.name),
-        digest: Hash(line.digest.0),
-        whole: line.whole.as_deref().map(Text::Borrowed),
-        path: Text::Borrowed(&line.path),
+fn write_line(bytes: &mut Vec<u8>, key: &RowKey, line: &ManifestLine) -> serde_json::Result<()> {
+    let written = WrittenLine {
+        target: (
+            key.target.namespace.as_deref().map(LineText::Borrowed),
+            LineText::Borrowed(&key.target.name),
+        ),
+        group: LineText::Borrowed(&key.group),
+        kind: LineText::Borrowed(&key.kind),
+        namespace: LineText::Borrowed(&key.namespace),
+        uid: LineText::Borrowed(&key.uid),
+        version: LineText::Borrowed(&line.version),
+        name: LineText::Borrowed(&line.name),
+        digest: BlobHash(line.digest.0),
+        whole: line.object_attribute.as_deref().map(LineText::Borrowed),
+        path: LineText::Borrowed(&line.path),
         hash: line.hash,
     };
     serde_json::to_writer(&mut *bytes, &written)?;
@@ -292,11 +295,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_read_is_not_quoted() {
+    fn an_unreadable_manifest_is_not_quoted() {
         const MARKER: &str = "what-the-server-said";
-        for text in [format!("\"{MARKER}\""), MARKER.to_owned(), format!("{{\"shape\":\"{MARKER}\"}}")] {
-            let words = unreadable(&Manifest::read(text.as_bytes()).unwrap_err());
-            assert!(!words.contains(MARKER) && words.contains("line 1"), "{words}");
+        for manifest in [format!("\"{MARKER}\""), MARKER.to_owned(), format!("{{\"shape\":\"{MARKER}\"}}")] {
+            let text = unreadable(&Manifest::read(manifest.as_bytes()).unwrap_err());
+            assert!(!text.contains(MARKER) && text.contains("line 1"), "{text}");
         }
     }
 }

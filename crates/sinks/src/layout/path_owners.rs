@@ -1,7 +1,7 @@
 //! Who owns a path: the paths that the manifests of all inventories in one directory or on one branch name.
 //!
 //! A path that a manifest names belongs to its inventory, whether the file exists or not. No I/O happens here:
-//! a [`Search`] returns which manifests must be read, and is given their content.
+//! an `OwnerSearch` returns which manifests must be read, and is given their content.
 
 use std::{
     cmp::Ordering,
@@ -10,157 +10,167 @@ use std::{
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::manifest::{Hash, Manifest, NamedLine};
+use super::manifest::{BlobHash, Manifest, NamedLine};
 
 /// How many paths of all inventories are remembered: 8 bytes each, so at most 64 MB per directory or branch.
 /// Remembered paths are not evicted; a manifest that does not fit is read again by every search.
-const MOST_PATHS: usize = 8 << 20;
+const MAX_PATHS: usize = 8 << 20;
 /// How many owners are remembered per inventory, about 300 bytes each. They avoid reading the manifest again for
-/// rows that every write refuses or places elsewhere.
-const MOST_OWNERS: usize = 1000;
+/// rows that every write refuses or writes to another path.
+const MAX_OWNERS: usize = 1000;
 
 /// The remembered paths of all manifests in one directory or on one branch.
 #[derive(Default)]
 pub struct PathOwners {
     /// By the directory of an inventory below `.kollect/`.
-    manifests: BTreeMap<String, Remembered>,
+    manifests: BTreeMap<String, RememberedManifest>,
     /// The total number of paths in `manifests`.
     count: usize,
     /// Inventories with paths that other manifests name as well, as found by the last comparison.
     contested: BTreeSet<String>,
 }
 
-struct Remembered {
+struct RememberedManifest {
     version: String,
     /// Hashes of the paths, ascending.
     paths: Vec<u64>,
     /// Owners of paths that a search asked for.
-    owners: BTreeMap<String, Owner>,
+    owners: BTreeMap<String, PathOwner>,
 }
 
 /// An inventory whose manifest names a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Owner {
+pub(crate) struct PathOwner {
     /// Cluster, namespace and name; `None` if that part of the manifest is damaged.
     pub(crate) inventory: Option<[String; 3]>,
     /// Directory of its manifest.
-    pub(crate) books: String,
+    pub(crate) inventory_directory: String,
     /// Hash of the file; `None` if its write has not finished.
-    pub(crate) hash: Option<Hash>,
+    pub(crate) hash: Option<BlobHash>,
     /// The API group of the row in the file; `None` if the file holds many rows.
     pub(crate) group: Option<String>,
 }
 
-impl Owner {
+impl PathOwner {
     /// Namespace, name and cluster, for messages.
     pub(crate) fn described(&self) -> String {
         match &self.inventory {
             Some([cluster, namespace, name]) => {
                 format!("inventory {namespace}/{name} of cluster {cluster:?}")
             }
-            None => format!("an inventory whose manifest in {} is damaged", self.books),
+            None => format!("an inventory whose manifest in {} is damaged", self.inventory_directory),
         }
     }
 
     /// The owner with the lowest rank has the path. `file` is the hash of the existing file.
-    fn rank(&self, file: Option<&Hash>) -> impl Ord {
+    fn rank(&self, file: Option<&BlobHash>) -> impl Ord {
         let differs = file.is_none() || self.hash.as_ref() != file;
-        (differs, self.inventory.is_none(), &self.inventory, &self.books)
+        (differs, self.inventory.is_none(), &self.inventory, &self.inventory_directory)
     }
 }
 
 /// Paths that other manifests name, with all inventories that name them.
-pub(crate) type Owners = BTreeMap<String, Vec<Owner>>;
+pub(crate) type OwnersByPath = BTreeMap<String, Vec<PathOwner>>;
 
 /// A manifest in a listing: its directory, and its version if the store has versions.
-pub(crate) type Listed = (String, Option<String>);
+pub(crate) type ListedManifest = (String, Option<String>);
 
 impl PathOwners {
     /// Remembers a manifest that was just written.
-    pub(crate) fn remember(&mut self, books: &str, version: Option<String>, manifest: &Manifest) {
+    pub(crate) fn remember(
+        &mut self,
+        inventory_directory: &str,
+        version: Option<String>,
+        manifest: &Manifest,
+    ) {
         let paths = sorted(manifest.paths().into_iter().map(path_hash).collect());
-        self.keep(books, version, paths, BTreeMap::new());
+        self.store(inventory_directory, version, paths, BTreeMap::new());
     }
 
     /// Forgets a manifest that is about to change.
-    pub(crate) fn forget(&mut self, books: &str) {
-        if let Some(old) = self.manifests.remove(books) {
+    pub(crate) fn forget(&mut self, inventory_directory: &str) {
+        if let Some(old) = self.manifests.remove(inventory_directory) {
             self.count -= old.paths.len();
         }
     }
 
-    fn keep(
+    fn store(
         &mut self,
-        books: &str,
+        inventory_directory: &str,
         version: Option<String>,
         paths: Vec<u64>,
-        owners: BTreeMap<String, Owner>,
+        owners: BTreeMap<String, PathOwner>,
     ) {
-        self.forget(books);
-        let Some(version) = version.filter(|_| self.count + paths.len() <= MOST_PATHS) else { return };
+        self.forget(inventory_directory);
+        let Some(version) = version.filter(|_| self.count + paths.len() <= MAX_PATHS) else { return };
         self.count += paths.len();
-        self.manifests.insert(books.to_owned(), Remembered { version, paths, owners });
+        self.manifests.insert(inventory_directory.to_owned(), RememberedManifest { version, paths, owners });
     }
 
     /// Records whether an inventory has paths that other manifests name as well.
-    pub(crate) fn set_contested(&mut self, books: &str, contested: bool) {
+    pub(crate) fn set_contested(&mut self, inventory_directory: &str, contested: bool) {
         if contested {
-            self.contested.insert(books.to_owned());
+            self.contested.insert(inventory_directory.to_owned());
         } else {
-            self.contested.remove(books);
+            self.contested.remove(inventory_directory);
         }
     }
 
     /// Whether the last comparison of an inventory has found paths that other manifests name as well.
-    pub(crate) fn is_contested(&self, books: &str) -> bool {
-        self.contested.contains(books)
+    pub(crate) fn is_contested(&self, inventory_directory: &str) -> bool {
+        self.contested.contains(inventory_directory)
     }
 }
 
 /// Searches the manifests of all other inventories for paths of one inventory.
-pub(crate) struct Search<'a> {
+pub(crate) struct OwnerSearch<'a> {
     /// Ascending.
     wanted: Vec<(u64, &'a str)>,
-    found: Owners,
+    found: OwnersByPath,
 }
 
 /// The paths of a manifest that was read.
-pub(crate) struct Scanned {
+pub(crate) struct ScannedManifest {
     paths: Vec<u64>,
     /// Owners of the wanted paths.
-    owners: BTreeMap<String, Owner>,
+    owners: BTreeMap<String, PathOwner>,
 }
 
-impl<'a> Search<'a> {
+impl<'a> OwnerSearch<'a> {
     pub(crate) fn new(paths: impl IntoIterator<Item = &'a str>) -> Self {
         let mut wanted: Vec<(u64, &str)> = paths.into_iter().map(|path| (path_hash(path), path)).collect();
         wanted.sort_unstable();
-        Self { wanted, found: Owners::new() }
+        Self { wanted, found: OwnersByPath::new() }
     }
 
-    /// Uses the remembered paths. `listed` are all manifests; `own` is the directory of the inventory that the search
+    /// Uses the remembered paths. `listed` are all manifests; `own_directory` is that of the inventory that the search
     /// is for. Returns the manifests that must be read.
-    pub(crate) fn ask(&mut self, known: &mut PathOwners, own: &str, listed: Vec<Listed>) -> Vec<Listed> {
-        let there: BTreeSet<&str> = listed.iter().map(|(books, _)| &**books).collect();
-        known.manifests.retain(|books, _| there.contains(&**books));
+    pub(crate) fn use_remembered(
+        &mut self,
+        known: &mut PathOwners,
+        own_directory: &str,
+        listed: Vec<ListedManifest>,
+    ) -> Vec<ListedManifest> {
+        let listed_directories: BTreeSet<&str> = listed.iter().map(|(directory, _)| &**directory).collect();
+        known.manifests.retain(|directory, _| listed_directories.contains(&**directory));
         known.count = known.manifests.values().map(|manifest| manifest.paths.len()).sum();
-        known.contested.retain(|books| there.contains(&**books));
+        known.contested.retain(|directory| listed_directories.contains(&**directory));
         let mut unread = listed;
-        unread.retain(|(books, version)| {
-            books != own
+        unread.retain(|(directory, version)| {
+            directory != own_directory
                 && known
                     .manifests
-                    .get(books)
+                    .get(directory)
                     .filter(|manifest| version.as_ref() == Some(&manifest.version))
-                    .is_none_or(|manifest| !self.answered(manifest))
+                    .is_none_or(|manifest| !self.add_remembered(manifest))
         });
         unread
     }
 
-    /// Whether the remembered paths of a manifest answer the search. If so, adds the owners.
-    fn answered(&mut self, manifest: &Remembered) -> bool {
+    /// Adds the remembered owners of a manifest. Returns whether the manifest need not be read.
+    fn add_remembered(&mut self, manifest: &RememberedManifest) -> bool {
         let named = common(&manifest.paths, &self.wanted);
-        let owners: Option<Vec<(&str, &Owner)>> =
+        let owners: Option<Vec<(&str, &PathOwner)>> =
             named.into_iter().map(|path| Some((path, manifest.owners.get(path)?))).collect();
         for (path, owner) in owners.iter().flatten() {
             self.found.entry((*path).to_owned()).or_default().push((*owner).clone());
@@ -172,19 +182,23 @@ impl<'a> Search<'a> {
     /// stops no other inventory.
     pub(crate) fn scan<'b>(
         &self,
-        books: &str,
+        inventory_directory: &str,
         header: &[u8],
         lines: impl IntoIterator<Item = &'b [u8]>,
-    ) -> Scanned {
-        let mut scanned = Scanned { paths: Vec::new(), owners: BTreeMap::new() };
+    ) -> ScannedManifest {
+        let mut scanned = ScannedManifest { paths: Vec::new(), owners: BTreeMap::new() };
         let header = Manifest::read_header(header).ok();
         let inventory = header.as_ref().map(|header| &header.inventory);
-        let owner =
-            |hash, group| Owner { inventory: inventory.cloned(), books: books.to_owned(), hash, group };
+        let owner = |hash, group| PathOwner {
+            inventory: inventory.cloned(),
+            inventory_directory: inventory_directory.to_owned(),
+            hash,
+            group,
+        };
         for bytes in lines {
             for NamedLine { group, path, hash } in NamedLine::read(bytes) {
                 scanned.paths.push(path_hash(&path));
-                if self.wants(&path) {
+                if self.is_wanted(&path) {
                     let of_row = owner(Some(hash), Some(group.into_owned()));
                     scanned.owners.insert(path.into_owned(), of_row);
                 }
@@ -195,7 +209,7 @@ impl<'a> Search<'a> {
         for (path, hash) in claimed.chain(files) {
             scanned.paths.push(path_hash(path));
             // A path that is only claimed has no hash: keep the owner from the line of a row, which has one.
-            if self.wants(path) && (hash.is_some() || !scanned.owners.contains_key(path)) {
+            if self.is_wanted(path) && (hash.is_some() || !scanned.owners.contains_key(path)) {
                 scanned.owners.insert(path.clone(), owner(hash, None));
             }
         }
@@ -203,27 +217,34 @@ impl<'a> Search<'a> {
         scanned
     }
 
-    fn wants(&self, path: &str) -> bool {
+    fn is_wanted(&self, path: &str) -> bool {
         self.wanted.binary_search(&(path_hash(path), path)).is_ok()
     }
 
     /// Adds a manifest that was read.
-    pub(crate) fn take(&mut self, known: &mut PathOwners, (books, version): Listed, scanned: Scanned) {
+    pub(crate) fn add(
+        &mut self,
+        known: &mut PathOwners,
+        (inventory_directory, version): ListedManifest,
+        scanned: ScannedManifest,
+    ) {
         for (path, owner) in &scanned.owners {
             self.found.entry(path.clone()).or_default().push(owner.clone());
         }
-        let before =
-            known.manifests.get_mut(&books).filter(|before| version.as_ref() == Some(&before.version));
+        let before = known
+            .manifests
+            .get_mut(&inventory_directory)
+            .filter(|before| version.as_ref() == Some(&before.version));
         let mut owners = before.map(|before| std::mem::take(&mut before.owners)).unwrap_or_default();
-        if owners.len() + scanned.owners.len() > MOST_OWNERS {
+        if owners.len() + scanned.owners.len() > MAX_OWNERS {
             owners.clear();
         }
-        owners.extend(scanned.owners.into_iter().take(MOST_OWNERS));
-        known.keep(&books, version, scanned.paths, owners);
+        owners.extend(scanned.owners.into_iter().take(MAX_OWNERS));
+        known.store(&inventory_directory, version, scanned.paths, owners);
     }
 
     /// The wanted paths that other manifests name. Several owners of a path are ordered by their names.
-    pub(crate) fn found(mut self) -> Owners {
+    pub(crate) fn found(mut self) -> OwnersByPath {
         for owners in self.found.values_mut() {
             owners.sort_by(|a, b| a.rank(None).cmp(&b.rank(None)));
         }
@@ -233,14 +254,14 @@ impl<'a> Search<'a> {
 
 /// The decision about paths of an inventory that other manifests name as well.
 #[derive(Default)]
-pub(crate) struct Settled {
+pub(crate) struct SettledPaths {
     /// Paths that belong to other inventories; the first owner in the list has the path.
-    pub(crate) lost: Owners,
+    pub(crate) lost: OwnersByPath,
     /// Paths that belong to this inventory although other manifests name them.
-    pub(crate) shared: Owners,
+    pub(crate) shared: OwnersByPath,
 }
 
-impl Settled {
+impl SettledPaths {
     /// Decides who owns each path: the inventory whose manifest has the hash of the existing file. If several have it
     /// or none has, the one with the smallest cluster, namespace and name.
     ///
@@ -248,26 +269,26 @@ impl Settled {
     /// of its manifest, and the decision stays the same.
     pub(crate) fn new(
         manifest: &Manifest,
-        books: &str,
-        contested: Owners,
-        files: &BTreeMap<String, Hash>,
+        inventory_directory: &str,
+        contested: OwnersByPath,
+        files: &BTreeMap<String, BlobHash>,
     ) -> Self {
         let rows = manifest.rows.values().map(|line| (&*line.path, line.hash));
-        let hashes: HashMap<&str, Hash> =
+        let hashes: HashMap<&str, BlobHash> =
             rows.chain(manifest.header.files.iter().map(|(path, hash)| (&**path, *hash))).collect();
         let mut settled = Self::default();
         for (path, mut owners) in contested {
             let file = files.get(&path);
-            let own = Owner {
+            let this = PathOwner {
                 inventory: Some(manifest.header.inventory.clone()),
-                books: books.to_owned(),
+                inventory_directory: inventory_directory.to_owned(),
                 hash: hashes.get(&*path).copied(),
                 group: None,
             };
             owners.sort_by(|a, b| a.rank(file).cmp(&b.rank(file)));
-            let is_lost = owners.first().is_some_and(|other| other.rank(file) < own.rank(file));
-            let into = if is_lost { &mut settled.lost } else { &mut settled.shared };
-            into.insert(path, owners);
+            let is_lost = owners.first().is_some_and(|other| other.rank(file) < this.rank(file));
+            let paths = if is_lost { &mut settled.lost } else { &mut settled.shared };
+            paths.insert(path, owners);
         }
         settled
     }
@@ -287,17 +308,23 @@ fn sorted(mut hashes: Vec<u64>) -> Vec<u64> {
 /// The wanted paths whose hash is in a list. Both lists are ascending. The search skips ahead, so a short list is
 /// found in a long one without visiting every item.
 fn common<'a>(hashes: &[u64], wanted: &[(u64, &'a str)]) -> Vec<&'a str> {
-    let (mut at, mut wants) = (0, 0);
+    let (mut hash_index, mut wanted_index) = (0, 0);
     let mut found = Vec::new();
-    while let (Some(hash), Some((want, path))) = (hashes.get(at), wanted.get(wants)) {
-        match hash.cmp(want) {
+    while let (Some(hash), Some((wanted_hash, path))) = (hashes.get(hash_index), wanted.get(wanted_index)) {
+        match hash.cmp(wanted_hash) {
             Ordering::Equal => {
                 found.push(*path);
-                wants += 1;
+                wanted_index += 1;
             }
-            Ordering::Less => at += first(hashes.get(at..).unwrap_or_default(), |hash| hash >= want),
+            Ordering::Less => {
+                hash_index +=
+                    skip_to(hashes.get(hash_index..).unwrap_or_default(), |hash| hash >= wanted_hash);
+            }
             Ordering::Greater => {
-                wants += first(wanted.get(wants..).unwrap_or_default(), |(want, _)| want >= hash);
+                wanted_index +=
+                    skip_to(wanted.get(wanted_index..).unwrap_or_default(), |(wanted_hash, _)| {
+                        wanted_hash >= hash
+                    });
             }
         }
     }
@@ -305,7 +332,7 @@ fn common<'a>(hashes: &[u64], wanted: &[(u64, &'a str)]) -> Vec<&'a str> {
 }
 
 /// The index of the first of ascending items for which `holds` is true. Searches in steps that double.
-fn first<T>(items: &[T], holds: impl Fn(&T) -> bool) -> usize {
+fn skip_to<T>(items: &[T], holds: impl Fn(&T) -> bool) -> usize {
     let mut end = 1;
     while items.get(end).is_some_and(|item| !holds(item)) {
         end *= 2;

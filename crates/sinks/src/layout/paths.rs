@@ -4,14 +4,14 @@
 use kollect_model::{batch::InventoryId, row::RowKey};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::Settings;
+use super::LayoutSettings;
 
 /// Directory of manifests, claims and journals, below the root.
-pub(crate) const BOOKS: &str = ".kollect";
+pub(crate) const KOLLECT_DIRECTORY: &str = ".kollect";
 
 /// A path with placeholders.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Template(String);
+pub(crate) struct PathTemplate(String);
 
 /// A path split before its extension, so that a suffix can be inserted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,14 +21,14 @@ pub(crate) struct FilePath {
 }
 
 impl FilePath {
-    pub(crate) fn whole(&self) -> String {
+    pub(crate) fn full_path(&self) -> String {
         format!("{}{}", self.stem, self.extension)
     }
 
     /// The path of one part of a document, or of the whole document.
     pub(crate) fn part(&self, part: Option<(usize, usize)>) -> String {
         match part {
-            None => self.whole(),
+            None => self.full_path(),
             Some((index, total)) => {
                 format!("{}.part-{index:04}-of-{total:04}{}", self.stem, self.extension)
             }
@@ -37,19 +37,20 @@ impl FilePath {
 }
 
 /// The limit for a whole path in bytes: programs that read trees fail at a few thousand.
-const LONGEST_PATH: usize = 800;
+const MAX_PATH_BYTES: usize = 800;
 
 /// Whether some file system reads a name as `.git`: in any case, with characters that HFS+ ignores, as the short
 /// name or the stream of NTFS, and with characters that Windows drops at the end.
 fn is_git(segment: &str) -> bool {
-    let unseen = |c: &char| !matches!(c, '\u{200c}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{206a}'..='\u{206f}' | '\u{feff}');
-    let plain: String = segment.chars().filter(unseen).collect::<String>().to_ascii_lowercase();
+    let is_visible = |c: &char| !matches!(c, '\u{200c}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{206a}'..='\u{206f}' | '\u{feff}');
+    let plain: String = segment.chars().filter(is_visible).collect::<String>().to_ascii_lowercase();
     let name = plain.split(':').next().unwrap_or_default().trim_end_matches(['.', ' ']);
-    name == ".git" || name.strip_prefix("git~").is_some_and(|n| n.bytes().all(|b| b.is_ascii_digit()))
+    name == ".git"
+        || name.strip_prefix("git~").is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// What is wrong with the text of a template.
-pub(crate) fn problem(text: &str) -> Option<&'static str> {
+pub(crate) fn template_problem(text: &str) -> Option<&'static str> {
     let segments = || text.split('/');
     if text.starts_with('/') || segments().any(|segment| segment == "." || segment.contains("..")) {
         return Some("must be a relative path without .. and . segments");
@@ -57,7 +58,7 @@ pub(crate) fn problem(text: &str) -> Option<&'static str> {
     if text.chars().any(|c| c.is_control() || matches!(c, '\\' | '#')) {
         return Some("must hold no control characters, backslashes and #");
     }
-    if segments().next().is_some_and(|first| first.eq_ignore_ascii_case(BOOKS)) {
+    if segments().next().is_some_and(|first| first.eq_ignore_ascii_case(KOLLECT_DIRECTORY)) {
         return Some("must not begin with .kollect, where Kollect keeps its own books");
     }
     if segments().any(is_git) {
@@ -66,7 +67,7 @@ pub(crate) fn problem(text: &str) -> Option<&'static str> {
     (text.ends_with('/') || text.is_empty()).then_some("must name a file, not a directory")
 }
 
-impl Template {
+impl PathTemplate {
     pub(crate) fn new(text: &str) -> Self {
         Self(text.to_owned())
     }
@@ -77,7 +78,7 @@ impl Template {
     }
 
     /// The path with its placeholders filled. Empty segments are dropped.
-    pub(super) fn fill(&self, extension: &str, longest: usize, value: impl Fn(&str) -> String) -> FilePath {
+    pub(super) fn fill(&self, extension: &str, max_bytes: usize, value: impl Fn(&str) -> String) -> FilePath {
         let mut text = self.0.as_str();
         let mut ending = String::new();
         if let Some(rest) = text.strip_suffix("{extension}") {
@@ -98,11 +99,12 @@ impl Template {
                 rest = after;
             }
             filled.push_str(rest);
-            let cut = cut(&filled, longest);
+            let cut = cut(&filled, max_bytes);
             let first = segments.is_empty();
-            let taken =
-                matches!(cut, "." | "..") || is_git(cut) || (first && cut.eq_ignore_ascii_case(BOOKS));
-            if taken {
+            let is_reserved = matches!(cut, "." | "..")
+                || is_git(cut)
+                || (first && cut.eq_ignore_ascii_case(KOLLECT_DIRECTORY));
+            if is_reserved {
                 segments.push(format!("_{cut}"));
             } else if !cut.is_empty() {
                 segments.push(cut.to_owned());
@@ -113,9 +115,9 @@ impl Template {
             segments.push("unnamed".into());
         }
         let mut stem = segments.join("/");
-        if stem.len() > LONGEST_PATH {
+        if stem.len() > MAX_PATH_BYTES {
             let hash = xxh3_128(stem.as_bytes()) >> 64;
-            stem = format!("{}-{hash:016x}", cut(&stem, LONGEST_PATH).trim_end_matches('/'));
+            stem = format!("{}-{hash:016x}", cut(&stem, MAX_PATH_BYTES).trim_end_matches('/'));
         }
         FilePath { stem, extension: ending }
     }
@@ -123,20 +125,21 @@ impl Template {
 
 /// The path of documents or of an index. Different inventories have different paths, for any names.
 pub(crate) fn document(
-    template: &Template,
-    settings: &Settings,
+    template: &PathTemplate,
+    settings: &LayoutSettings,
     inventory: &InventoryId,
     generation: i64,
 ) -> FilePath {
     let extension = format!("{}{}", settings.format.extension(), if settings.gzip { ".gz" } else { "" });
-    let mut path = template.fill(&extension, LONGEST, |name| of_inventory(name, inventory, generation));
+    let mut path =
+        template.fill(&extension, MAX_NAME_BYTES, |name| inventory_value(name, inventory, generation));
     if settings.gzip && path.extension.rsplit('.').next() != Some("gz") {
         path.extension.push_str(".gz");
     }
     path
 }
 
-pub(super) fn of_inventory(placeholder: &str, inventory: &InventoryId, generation: i64) -> String {
+pub(super) fn inventory_value(placeholder: &str, inventory: &InventoryId, generation: i64) -> String {
     match placeholder {
         "cluster" if inventory.cluster.is_empty() => "default".into(),
         "cluster" => distinct(&inventory.cluster),
@@ -148,16 +151,16 @@ pub(super) fn of_inventory(placeholder: &str, inventory: &InventoryId, generatio
 }
 
 /// File systems allow 255 bytes per name; extension, part numbers and suffixes are added to this length.
-const LONGEST: usize = 180;
+const MAX_NAME_BYTES: usize = 180;
 
 /// The value as part of a segment: no separators, no run of dots, no dot at the beginning.
 pub(super) fn clean(value: &str) -> String {
     let mut out = String::with_capacity(value.len());
     let mut chars = value.chars().peekable();
     while let Some(c) = chars.next() {
-        let bad = |c: char| matches!(c, '/' | '\\' | ':' | '#') || c.is_control();
-        if bad(c) {
-            while chars.next_if(|c| bad(*c)).is_some() {}
+        let is_replaced = |c: char| matches!(c, '/' | '\\' | ':' | '#') || c.is_control();
+        if is_replaced(c) {
+            while chars.next_if(|c| is_replaced(*c)).is_some() {}
             out.push('-');
         } else if c == '.' && chars.next_if_eq(&'.').is_some() {
             while chars.next_if_eq(&'.').is_some() {}
@@ -176,12 +179,12 @@ pub(super) fn clean(value: &str) -> String {
 /// Like [`clean`], but different values stay different.
 fn distinct(value: &str) -> String {
     let cleaned = clean(value);
-    let short = cut(&cleaned, LONGEST - 20);
+    let short = cut(&cleaned, MAX_NAME_BYTES - 20);
     if short == value { cleaned } else { format!("{short}-{:016x}", xxh3_128(value.as_bytes()) >> 64) }
 }
 
-fn cut(text: &str, longest: usize) -> &str {
-    text.get(..text.floor_char_boundary(longest)).unwrap_or(text)
+fn cut(text: &str, max_bytes: usize) -> &str {
+    text.get(..text.floor_char_boundary(max_bytes)).unwrap_or(text)
 }
 
 /// A hash of the key. It includes the lengths of the parts, so that different keys never give the same bytes.
@@ -198,10 +201,14 @@ pub(crate) fn key_hash(key: &RowKey) -> u128 {
 }
 
 /// The directory of an inventory's manifest, claims and journal.
-pub(crate) fn books(inventory: &InventoryId) -> String {
+pub(crate) fn inventory_directory(inventory: &InventoryId) -> String {
     let InventoryId { cluster, namespace, name } = inventory;
     let identity =
         format!("{}\0{cluster}\0{}\0{name}", namespace.is_some(), namespace.as_deref().unwrap_or_default());
     let readable = clean(&format!("{}.{name}", inventory.stored_namespace()));
-    format!("{BOOKS}/{}-{:032x}", cut(&readable, LONGEST - 40), xxh3_128(identity.as_bytes()))
+    format!(
+        "{KOLLECT_DIRECTORY}/{}-{:032x}",
+        cut(&readable, MAX_NAME_BYTES - 40),
+        xxh3_128(identity.as_bytes())
+    )
 }

@@ -6,33 +6,33 @@ use kollect_model::crd::sinks::{LayoutContent, LayoutMode, LayoutPreview, Previe
 use serde_json::json;
 
 use super::{
-    Settings,
-    draft::{Change, Draft},
-    foreign::Foreign,
+    LayoutSettings,
+    draft::{FileChanges, WriteDraft},
+    foreign::ForeignPaths,
 };
-use crate::sample::{Sample, TIME};
+use crate::sample::{SampleRows, TIME};
 
 /// The maximum number of sample paths in a status.
-const PATHS: usize = 3;
+const MAX_PATHS: usize = 3;
 
 /// Adds the files of a sample to a preview.
-pub(crate) fn preview(settings: &Settings, cluster: &str, base: Preview) -> Preview {
-    let sample = Sample::new(cluster, settings.content == Some(LayoutContent::Manifest));
+pub(crate) fn preview(settings: &LayoutSettings, cluster: &str, base: Preview) -> Preview {
+    let sample = SampleRows::new(cluster, settings.content == Some(LayoutContent::Manifest));
     let batch = sample.batch();
-    let change = |settings: &Settings| -> Change {
-        Draft::new(settings, &batch, None, &Foreign::default()).change(
+    let change = |settings: &LayoutSettings| -> FileChanges {
+        WriteDraft::new(settings, &batch, None, &ForeignPaths::default()).change(
             &BTreeMap::new(),
             BTreeMap::new(),
             TIME,
         )
     };
-    let drawn = change(settings);
-    let shape = drawn.manifest.header.shape;
-    let mut paths: Vec<String> = drawn.writes.into_iter().map(|(path, _)| path).collect();
+    let changes = change(settings);
+    let shape = changes.manifest.header.shape;
+    let mut paths: Vec<String> = changes.writes.into_iter().map(|(path, _)| path).collect();
     // The index is the last file; a document is the only file.
     let object_path = if shape.document || shape.index { paths.last().cloned() } else { None };
-    paths.truncate(PATHS);
-    let readable = change(&Settings { gzip: false, ..settings.clone() }).writes;
+    paths.truncate(MAX_PATHS);
+    let readable = change(&LayoutSettings { gzip: false, ..settings.clone() }).writes;
     let content = readable.first().map(|(_, bytes)| String::from_utf8_lossy(bytes).into_owned());
     let chosen = if shape.document { LayoutMode::Document } else { LayoutMode::PerResource };
     let mut warnings = base.warnings;
@@ -41,11 +41,11 @@ pub(crate) fn preview(settings: &Settings, cluster: &str, base: Preview) -> Prev
             .push("layout.mode is not set: perResource if every row is a whole object, else document".into());
     }
     Preview {
-        serialization_format: word(settings.format),
+        serialization_format: spelling(settings.format),
         object_path,
         layout: Some(LayoutPreview {
-            mode: word(settings.mode.unwrap_or(chosen)),
-            content: word(shape.content),
+            mode: spelling(settings.mode.unwrap_or(chosen)),
+            content: spelling(shape.content),
             prune: Some(true),
             sample_paths: paths,
             sample_content: content,
@@ -56,7 +56,7 @@ pub(crate) fn preview(settings: &Settings, cluster: &str, base: Preview) -> Prev
 }
 
 /// The spelling of a value in a spec.
-fn word(value: impl serde::Serialize) -> Option<String> {
+fn spelling(value: impl serde::Serialize) -> Option<String> {
     json!(value).as_str().map(ToOwned::to_owned)
 }
 
@@ -68,14 +68,14 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::{Backend as _, Files, Policy, filesystem};
+    use crate::{Backend as _, FilePolicy, SinkPolicy, filesystem};
 
     /// Writes the sample to a directory, and returns the content of the first file of the preview.
-    async fn written(preview: &Preview, config: filesystem::Config, whole: bool) -> String {
+    async fn written(preview: &Preview, config: filesystem::FilesystemConfig, whole_objects: bool) -> String {
         let dir = tempfile::tempdir().unwrap();
-        let policy = Policy { files: Files::Below(dir.path().to_owned()), ..Policy::default() };
+        let policy = SinkPolicy { files: FilePolicy::Below(dir.path().to_owned()), ..SinkPolicy::default() };
         let sink = config.open(&policy, &()).await.unwrap();
-        let mut sample = Sample::new("east", whole);
+        let mut sample = SampleRows::new("east", whole_objects);
         sample.claim = sink.claim(&sample.inventory, &Claimant::default()).await.unwrap();
         sink.write(&sample.batch()).await.unwrap();
         let shown: BTreeSet<&String> = preview.layout.as_ref().unwrap().sample_paths.iter().collect();
@@ -93,17 +93,21 @@ mod tests {
             (json!({ "content": "manifest" }), None, "perResource", 2, true),
             (json!({ "mode": "split" }), Some("inventory/team-a/api.yaml"), "split", 3, false),
         ];
-        for (layout, path, mode, count, whole) in layouts {
+        for (layout, path, mode, count, whole_objects) in layouts {
             let spec = json!({
                 "type": "filesystem", "filesystem": { "path": "out" }, "layout": layout, "cluster": "east",
                 "serialization": { "format": "yaml" },
             });
-            let config = filesystem::Config::plan(&serde_json::from_value(spec).unwrap()).unwrap();
+            let config = filesystem::FilesystemConfig::plan(&serde_json::from_value(spec).unwrap()).unwrap();
             let preview = config.preview("east");
             assert_eq!(preview.object_path.as_deref(), path, "{layout}");
             let shown = preview.layout.clone().unwrap();
             assert_eq!((shown.mode.as_deref(), shown.sample_paths.len()), (Some(mode), count), "{layout}");
-            assert_eq!(shown.sample_content.unwrap(), written(&preview, config, whole).await, "{layout}");
+            assert_eq!(
+                shown.sample_content.unwrap(),
+                written(&preview, config, whole_objects).await,
+                "{layout}"
+            );
         }
     }
 
@@ -113,7 +117,8 @@ mod tests {
             "type": "filesystem", "filesystem": { "path": "out" }, "provisioning": { "mode": "existing" },
             "serialization": { "format": "json", "compression": "gzip" },
         });
-        let preview = filesystem::Config::plan(&serde_json::from_value(spec).unwrap()).unwrap().preview("");
+        let preview =
+            filesystem::FilesystemConfig::plan(&serde_json::from_value(spec).unwrap()).unwrap().preview("");
         assert_eq!(preview.object_path.as_deref(), Some("inventory/team-a/api.json.gz"));
         assert_eq!(preview.provisioning_mode.as_deref(), Some("existing"));
         assert_eq!(preview.warnings.len(), 2, "the mode is open, and nothing is created");

@@ -8,23 +8,23 @@ use std::collections::{HashMap, HashSet};
 use kollect_model::{batch::InventoryId, crd::sinks::GroupInPath, row::RowKey};
 
 use super::{
-    Settings, Shape,
-    foreign::Foreign,
-    paths::{FilePath, clean, key_hash, of_inventory},
+    LayoutSettings, LayoutShape,
+    foreign::ForeignPaths,
+    paths::{FilePath, clean, inventory_value, key_hash},
 };
 
 /// The template for rows if the spec has none. It has no API group: the group is added for rows whose paths would
-/// otherwise be equal, see [`Level::Grouped`].
+/// otherwise be equal, see [`PathSuffix::Grouped`].
 pub(super) const DEFAULT_TEMPLATE: &str = "{cluster}/{sourceNamespace}/{kind}/{sourceName}{extension}";
 
 /// The row that a path is for.
-pub(crate) struct Source<'a> {
+pub(crate) struct PathRow<'a> {
     pub(crate) key: &'a RowKey,
     pub(crate) name: &'a str,
 }
 
 /// The file of a row.
-pub(crate) struct Placed {
+pub(crate) struct RowPath {
     pub(crate) path: String,
     /// The path of the template, if a suffix was added.
     pub(crate) shared: Option<String>,
@@ -32,7 +32,7 @@ pub(crate) struct Placed {
 
 /// What is added to the path of the template.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Level {
+enum PathSuffix {
     /// Nothing.
     Plain,
     /// The API group, after the kind.
@@ -43,59 +43,59 @@ enum Level {
     Numbered(usize),
 }
 
-struct Candidate<'a> {
+struct PathCandidate<'a> {
     group: &'a str,
     plain: FilePath,
     grouped: Option<FilePath>,
     hash: u128,
-    level: Level,
+    suffix: PathSuffix,
 }
 
-impl Candidate<'_> {
+impl PathCandidate<'_> {
     fn path(&self) -> String {
         let FilePath { stem, extension } = &self.plain;
-        match self.level {
-            Level::Plain => self.plain.whole(),
-            Level::Grouped => self.grouped.as_ref().unwrap_or(&self.plain).whole(),
-            Level::Hashed => format!("{stem}-{:016x}{extension}", self.hash >> 64),
-            Level::Numbered(number) => format!("{stem}-{:032x}-{number}{extension}", self.hash),
+        match self.suffix {
+            PathSuffix::Plain => self.plain.full_path(),
+            PathSuffix::Grouped => self.grouped.as_ref().unwrap_or(&self.plain).full_path(),
+            PathSuffix::Hashed => format!("{stem}-{:016x}{extension}", self.hash >> 64),
+            PathSuffix::Numbered(number) => format!("{stem}-{:032x}-{number}{extension}", self.hash),
         }
     }
 
-    /// Takes the next level. `by_group`: the API group alone makes the path unique.
-    fn move_on(&mut self, by_group: bool) {
-        self.level = match self.level {
-            Level::Plain if by_group && self.grouped.is_some() => Level::Grouped,
-            Level::Plain | Level::Grouped => Level::Hashed,
-            Level::Hashed => Level::Numbered(2),
-            Level::Numbered(number) => Level::Numbered(number + 1),
+    /// Takes the next suffix. `by_group`: the API group alone makes the path unique.
+    fn use_next_suffix(&mut self, by_group: bool) {
+        self.suffix = match self.suffix {
+            PathSuffix::Plain if by_group && self.grouped.is_some() => PathSuffix::Grouped,
+            PathSuffix::Plain | PathSuffix::Grouped => PathSuffix::Hashed,
+            PathSuffix::Hashed => PathSuffix::Numbered(2),
+            PathSuffix::Numbered(number) => PathSuffix::Numbered(number + 1),
         };
     }
 }
 
 /// The paths of rows, in their order. `taken` are paths of the inventory that rows must not use.
-pub(crate) fn rows<'a>(
-    sources: impl IntoIterator<Item = Source<'a>>,
-    settings: &Settings,
-    shape: Shape,
+pub(crate) fn assign<'a>(
+    sources: impl IntoIterator<Item = PathRow<'a>>,
+    settings: &LayoutSettings,
+    shape: LayoutShape,
     inventory: &InventoryId,
     generation: i64,
     taken: &[String],
-    foreign: &Foreign,
-) -> Vec<Placed> {
-    let by_default = settings.rows.text() == DEFAULT_TEMPLATE;
-    let candidate = |source: Source<'a>| {
-        let path = |with_group| row(&source, settings, shape, inventory, generation, with_group);
-        let (plain, grouped) = (path(false), by_default.then(|| path(true)));
+    foreign: &ForeignPaths,
+) -> Vec<RowPath> {
+    let is_default_template = settings.rows.text() == DEFAULT_TEMPLATE;
+    let candidate = |source: PathRow<'a>| {
+        let path = |with_group| template_path(&source, settings, shape, inventory, generation, with_group);
+        let (plain, grouped) = (path(false), is_default_template.then(|| path(true)));
         let hash = key_hash(source.key);
-        Candidate { group: &source.key.group, plain, grouped, hash, level: Level::Plain }
+        PathCandidate { group: &source.key.group, plain, grouped, hash, suffix: PathSuffix::Plain }
     };
-    let mut candidates: Vec<Candidate<'_>> = sources.into_iter().map(candidate).collect();
+    let mut candidates: Vec<PathCandidate<'_>> = sources.into_iter().map(candidate).collect();
     loop {
-        let paths: Vec<String> = candidates.iter().map(Candidate::path).collect();
-        let mut wanted: HashMap<&str, Vec<&str>> = HashMap::with_capacity(paths.len());
+        let paths: Vec<String> = candidates.iter().map(PathCandidate::path).collect();
+        let mut groups_by_path: HashMap<&str, Vec<&str>> = HashMap::with_capacity(paths.len());
         for (candidate, path) in candidates.iter().zip(&paths) {
-            wanted.entry(path).or_default().push(candidate.group);
+            groups_by_path.entry(path).or_default().push(candidate.group);
         }
         let taken: HashSet<&str> = taken.iter().map(|path| &**path).collect();
         // A file cannot have the path of a directory that another file needs.
@@ -103,7 +103,7 @@ pub(crate) fn rows<'a>(
             .iter()
             .map(|path| &**path)
             .chain(taken.iter().copied())
-            .flat_map(|path| path.match_indices('/').filter_map(|(at, _)| path.get(..at)))
+            .flat_map(|path| path.match_indices('/').filter_map(|(position, _)| path.get(..position)))
             .collect();
         let moves: Vec<Option<bool>> = candidates
             .iter()
@@ -112,35 +112,35 @@ pub(crate) fn rows<'a>(
                 if taken.contains(&**path) || directories.contains(&**path) {
                     return Some(false);
                 }
-                let groups = wanted.get(&**path).map_or(&[][..], |groups| groups);
+                let groups = groups_by_path.get(&**path).map_or(&[][..], |groups| groups);
                 if groups.len() > 1 {
                     return Some(groups.iter().filter(|group| **group == candidate.group).count() == 1);
                 }
-                let other_group = candidate.level == Level::Plain
+                let other_group = candidate.suffix == PathSuffix::Plain
                     && candidate.grouped.is_some()
                     && foreign.is_of_another_group(path, candidate.group);
                 other_group.then_some(true)
             })
             .collect();
         if moves.iter().all(Option::is_none) {
-            let placed = |(candidate, path): (&Candidate<'_>, String)| {
-                let suffixed = matches!(candidate.level, Level::Hashed | Level::Numbered(_));
-                Placed { path, shared: suffixed.then(|| candidate.plain.whole()) }
+            let assigned = |(candidate, path): (&PathCandidate<'_>, String)| {
+                let suffixed = matches!(candidate.suffix, PathSuffix::Hashed | PathSuffix::Numbered(_));
+                RowPath { path, shared: suffixed.then(|| candidate.plain.full_path()) }
             };
-            return candidates.iter().zip(paths).map(placed).collect();
+            return candidates.iter().zip(paths).map(assigned).collect();
         }
         for (candidate, moves) in candidates.iter_mut().zip(moves) {
             if let Some(by_group) = moves {
-                candidate.move_on(by_group);
+                candidate.use_next_suffix(by_group);
             }
         }
     }
 }
 
-fn row(
-    source: &Source<'_>,
-    settings: &Settings,
-    shape: Shape,
+fn template_path(
+    source: &PathRow<'_>,
+    settings: &LayoutSettings,
+    shape: LayoutShape,
     inventory: &InventoryId,
     generation: i64,
     with_group: bool,
@@ -163,7 +163,7 @@ fn row(
             "kind" => &kind,
             "uid" => &key.uid,
             // Placeholders of the inventory.
-            name => return of_inventory(name, inventory, generation),
+            name => return inventory_value(name, inventory, generation),
         };
         clean(value)
     })

@@ -26,8 +26,8 @@ use serde_json::Value;
 use tokio::{sync::watch, time::timeout};
 
 use super::{
-    Config,
-    failure::{self, Failure},
+    NatsConfig,
+    failure::{self, NatsError},
 };
 use crate::Network;
 
@@ -38,35 +38,35 @@ const ADDRESS_LIMIT: Duration = Duration::from_secs(4);
 /// Limit for an answer. A server that stores a message needs milliseconds.
 pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// Maximum number of unacknowledged messages; more are not faster.
-pub(super) const UNDER_WAY: usize = 1024;
+pub(super) const MAX_UNACKNOWLEDGED: usize = 1024;
 /// Interval of pings: a peer that has disappeared is noticed in about half a minute.
-const PING: Duration = Duration::from_secs(15);
+const PING_INTERVAL: Duration = Duration::from_secs(15);
 
 /// A server as the user names it.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Address {
+pub(super) struct ServerAddress {
     pub(super) host: String,
     pub(super) port: u16,
     tls: bool,
 }
 
-impl fmt::Debug for Address {
+impl fmt::Debug for ServerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for ServerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { host, port, .. } = self;
         if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
     }
 }
 
-impl Address {
+impl ServerAddress {
     /// Servers of one cluster, separated by commas. An error does not repeat the text.
     pub(super) fn parse_list(text: &str) -> Result<Vec<Self>, String> {
-        text.split(',').map(|one| Self::parse(one.trim())).collect()
+        text.split(',').map(|address| Self::parse(address.trim())).collect()
     }
 
     fn parse(text: &str) -> Result<Self, String> {
@@ -97,7 +97,7 @@ impl Address {
 
 /// Why a connection is not usable any more.
 #[derive(Clone, Debug)]
-enum Trouble {
+enum ConnectionLoss {
     Lost,
     Forbidden(&'static str),
 }
@@ -106,12 +106,12 @@ enum Trouble {
 pub(super) struct Connection {
     client: Client,
     pub(super) jetstream: jetstream::Context,
-    trouble: watch::Receiver<Option<Trouble>>,
+    loss: watch::Receiver<Option<ConnectionLoss>>,
 }
 
 impl Connection {
     /// Connects to the first server that answers.
-    pub(super) async fn open(config: &Config, network: &Network) -> Result<Self, SinkError> {
+    pub(super) async fn open(config: &NatsConfig, network: &Network) -> Result<Self, SinkError> {
         let mut failed = None;
         let tried = timeout(CONNECT_LIMIT, async {
             for server in &config.servers {
@@ -133,8 +133,8 @@ impl Connection {
     }
 
     async fn open_server(
-        config: &Config,
-        server: &Address,
+        config: &NatsConfig,
+        server: &ServerAddress,
         network: &Network,
         attempt: &str,
     ) -> Result<Self, SinkError> {
@@ -152,32 +152,32 @@ impl Connection {
 
     /// Connects to one address. The certificate is still checked against the name of the server.
     async fn open_address(
-        config: &Config,
-        server: &Address,
+        config: &NatsConfig,
+        server: &ServerAddress,
         address: SocketAddr,
         attempt: &str,
     ) -> Result<Self, SinkError> {
-        let (tell, trouble) = watch::channel(None);
+        let (sender, loss) = watch::channel(None);
         let options = options(config, server, attempt)?.event_callback(move |event| {
-            let tell = tell.clone();
+            let sender = sender.clone();
             async move {
-                let found = match event {
-                    Event::Disconnected | Event::Closed => Trouble::Lost,
+                let loss = match event {
+                    Event::Disconnected | Event::Closed => ConnectionLoss::Lost,
                     Event::ServerError(ServerError::AuthorizationViolation) => {
-                        Trouble::Forbidden("the server has revoked the authorization")
+                        ConnectionLoss::Forbidden("the server has revoked the authorization")
                     }
                     // The server does not answer a request that it does not permit: it only sends this event, once.
-                    Event::ServerError(ServerError::Other(text)) => match not_permitted(&text) {
-                        Some(why) => Trouble::Forbidden(why),
+                    Event::ServerError(ServerError::Other(text)) => match permission_error(&text) {
+                        Some(why) => ConnectionLoss::Forbidden(why),
                         None => return,
                     },
                     _ => return,
                 };
                 // Keep the first one: a missing permission explains more than the lost connection that follows.
-                tell.send_if_modified(|known| {
+                sender.send_if_modified(|known| {
                     let new = known.is_none();
                     if new {
-                        *known = Some(found);
+                        *known = Some(loss);
                     }
                     new
                 });
@@ -185,14 +185,14 @@ impl Connection {
         });
         let wrong = |_| SinkError::new(SinkReason::Incompatible, format!("{attempt}: not an address"));
         let url: ServerAddr = format!("nats://{address}").parse().map_err(wrong)?;
-        let client = options.connect(url).await.map_err(|error| failure::of_connecting(attempt, &error))?;
+        let client = options.connect(url).await.map_err(|error| failure::connect_error(attempt, &error))?;
         let jetstream = ContextBuilder::new()
             .timeout(ANSWER_LIMIT)
             .ack_timeout(ANSWER_LIMIT)
-            .max_ack_inflight(2 * UNDER_WAY)
+            .max_ack_inflight(2 * MAX_UNACKNOWLEDGED)
             .backpressure_on_inflight(true)
             .build(client.clone());
-        Ok(Self { client, jetstream, trouble })
+        Ok(Self { client, jetstream, loss })
     }
 
     /// Maximum size of a message with its headers.
@@ -201,41 +201,41 @@ impl Connection {
     }
 
     /// Runs `work`, and fails as soon as the connection is lost.
-    pub(super) async fn attentive<T>(
+    pub(super) async fn while_connected<T>(
         &self,
-        work: impl Future<Output = Result<T, Failure>>,
-    ) -> Result<T, Failure> {
-        let mut trouble = self.trouble.clone();
-        let noticed = async move {
-            let found = trouble.wait_for(Option::is_some).await;
-            found.ok().and_then(|found| found.clone()).unwrap_or(Trouble::Lost)
+        work: impl Future<Output = Result<T, NatsError>>,
+    ) -> Result<T, NatsError> {
+        let mut loss = self.loss.clone();
+        let connection_lost = async move {
+            let found = loss.wait_for(Option::is_some).await;
+            found.ok().and_then(|found| found.clone()).unwrap_or(ConnectionLoss::Lost)
         };
-        match select(std::pin::pin!(work), std::pin::pin!(noticed)).await {
+        match select(std::pin::pin!(work), std::pin::pin!(connection_lost)).await {
             // The library may notice the loss first and report a closed channel.
-            Either::Left((Err(Failure::Other(_)), _))
+            Either::Left((Err(NatsError::Other(_)), _))
                 if self.client.connection_state() != State::Connected =>
             {
-                Err(Failure::Lost)
+                Err(NatsError::Lost)
             }
             Either::Left((outcome, _)) => outcome,
-            Either::Right((Trouble::Lost, _)) => Err(Failure::Lost),
-            Either::Right((Trouble::Forbidden(text), _)) => Err(Failure::Forbidden(text)),
+            Either::Right((ConnectionLoss::Lost, _)) => Err(NatsError::Lost),
+            Either::Right((ConnectionLoss::Forbidden(text), _)) => Err(NatsError::Forbidden(text)),
         }
     }
 
     /// Sends a request to JetStream. Configurations are raw JSON, so that fields that we do not know are kept.
-    pub(super) async fn ask(&self, subject: String, body: &Value) -> Result<Value, Failure> {
+    pub(super) async fn request(&self, subject: String, body: &Value) -> Result<Value, NatsError> {
         let answer = self
-            .attentive(async {
+            .while_connected(async {
                 let answer = self.jetstream.request::<_, _, Value>(subject, body).await;
                 answer.map_err(|error| (&error).into())
             })
             .await?;
         match answer.get("error") {
             None => Ok(answer),
-            Some(said) => Err(match serde_json::from_value::<jetstream::Error>(said.clone()) {
-                Ok(said) => (&said).into(),
-                Err(_) => Failure::Other("the server refused without saying why".into()),
+            Some(error) => Err(match serde_json::from_value::<jetstream::Error>(error.clone()) {
+                Ok(error) => (&error).into(),
+                Err(_) => NatsError::Other("the server refused without saying why".into()),
             }),
         }
     }
@@ -245,13 +245,13 @@ impl Connection {
         &self,
         subject: String,
         message: PublishMessage,
-    ) -> Result<PublishAck, Failure> {
-        self.attentive(async { Ok(self.jetstream.send_publish(subject, message).await?.await?) }).await
+    ) -> Result<PublishAck, NatsError> {
+        self.while_connected(async { Ok(self.jetstream.send_publish(subject, message).await?.await?) }).await
     }
 }
 
 /// The message for a permission error of the server; `None` for other errors.
-fn not_permitted(text: &str) -> Option<&'static str> {
+fn permission_error(text: &str) -> Option<&'static str> {
     let text = text.to_ascii_lowercase();
     let (_, what) = text.split_once("permissions violation")?;
     Some(match what {
@@ -265,19 +265,19 @@ fn not_permitted(text: &str) -> Option<&'static str> {
     })
 }
 
-fn options(config: &Config, server: &Address, attempt: &str) -> Result<ConnectOptions, SinkError> {
+fn options(config: &NatsConfig, server: &ServerAddress, attempt: &str) -> Result<ConnectOptions, SinkError> {
     let credentials = &config.credentials;
     let (user, token) = (credentials.user.clone(), credentials.token.clone());
     let connected = Arc::new(AtomicBool::new(false));
     // The library calls this for each connection: the second call refuses to reconnect.
     let mut options = ConnectOptions::with_auth_callback(move |_| {
-        let again = connected.swap(true, Ordering::Relaxed);
+        let is_reconnect = connected.swap(true, Ordering::Relaxed);
         let mut auth = Auth::new();
         auth.token.clone_from(&token);
         if let Some((user, password)) = user.clone().filter(|_| token.is_none()) {
             (auth.username, auth.password) = (Some(user), Some(password));
         }
-        async move { if again { Err(AuthError::new("a lost connection stays lost")) } else { Ok(auth) } }
+        async move { if is_reconnect { Err(AuthError::new("a lost connection stays lost")) } else { Ok(auth) } }
     });
     if let Some(token) = &credentials.token {
         options = options.token(token.clone());
@@ -298,15 +298,15 @@ fn options(config: &Config, server: &Address, attempt: &str) -> Result<ConnectOp
         .require_tls(required)
         .connection_timeout(ADDRESS_LIMIT)
         .request_timeout(Some(ANSWER_LIMIT))
-        .ping_interval(PING)
+        .ping_interval(PING_INTERVAL)
         .ignore_discovered_servers()
         .max_reconnects(1))
 }
 
-fn tls(config: &Config, server: &Address) -> Result<rustls::ClientConfig, String> {
-    let named = ServerName::try_from(server.host.clone())
+fn tls(config: &NatsConfig, server: &ServerAddress) -> Result<rustls::ClientConfig, String> {
+    let server_name = ServerName::try_from(server.host.clone())
         .map_err(|_| "the host is not a name that a certificate can have")?;
-    config.trust.client_config(Some(named), config.credentials.identity.as_ref())
+    config.trust.client_config(Some(server_name), config.credentials.identity.as_ref())
 }
 
 #[cfg(test)]
@@ -314,21 +314,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_and_never_hold_credentials() {
+    fn addresses_are_parsed_and_credentials_in_them_are_refused() {
         for (text, shown, tls) in [
             ("nats://h", "h:4222", false),
             ("h:4223", "h:4223", false),
             ("tls://h.example:1", "h.example:1", true),
             ("nats://[::1]:4222", "[::1]:4222", false),
         ] {
-            let address = Address::parse(text).unwrap();
+            let address = ServerAddress::parse(text).unwrap();
             assert_eq!((address.to_string().as_str(), address.tls), (shown, tls));
         }
-        assert_eq!(Address::parse_list("nats://a, b:1").unwrap().len(), 2);
+        assert_eq!(ServerAddress::parse_list("nats://a, b:1").unwrap().len(), 2);
         for bad in
             ["", "http://h", "ws://h", "nats://u:hunter2@h", "nats://hunter2@h", "nats://:hunter2@h", "a,,b"]
         {
-            let problem = Address::parse_list(bad).unwrap_err();
+            let problem = ServerAddress::parse_list(bad).unwrap_err();
             assert!(!problem.contains("hunter2"), "{problem}");
         }
     }

@@ -15,19 +15,19 @@ use crate::cause::{cause, tls_error};
 
 /// An error during an operation: from the server, or found by the sink itself.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum NatsError {
     /// The server refused with a status and a code.
-    Said { status: usize, code: u64 },
+    JetStream { status: usize, code: u64 },
     /// No responder for the subject: the stream or JetStream is missing.
-    NobodyListens,
+    NoResponders,
     /// No answer in time.
-    Late,
+    TimedOut,
     /// The connection is lost. It is not restored.
     Lost,
     /// The server does not permit it.
     Forbidden(&'static str),
     /// Another writer has sent to the subject in the meantime.
-    Overtaken,
+    Conflict,
     /// The message exceeds the limit of the server.
     TooLarge,
     /// Any other error, in our own words.
@@ -40,49 +40,49 @@ pub(super) const STREAM_NOT_FOUND: u64 = 10059;
 pub(super) const STREAM_EXISTS: u64 = 10058;
 const TOO_LARGE: u64 = 10054;
 
-impl From<SinkError> for Failure {
+impl From<SinkError> for NatsError {
     fn from(error: SinkError) -> Self {
         Self::Sink(error)
     }
 }
 
-impl From<&jetstream::Error> for Failure {
+impl From<&jetstream::Error> for NatsError {
     fn from(error: &jetstream::Error) -> Self {
         let ErrorCode(code) = error.error_code();
         if code == TOO_LARGE {
             return Self::TooLarge;
         }
-        Self::Said { status: error.code(), code }
+        Self::JetStream { status: error.code(), code }
     }
 }
 
-impl From<&RequestError> for Failure {
+impl From<&RequestError> for NatsError {
     fn from(error: &RequestError) -> Self {
         match error.kind() {
-            RequestErrorKind::NoResponders => Self::NobodyListens,
-            RequestErrorKind::TimedOut => Self::Late,
+            RequestErrorKind::NoResponders => Self::NoResponders,
+            RequestErrorKind::TimedOut => Self::TimedOut,
             _ => Self::unexpected(error),
         }
     }
 }
 
-impl From<PublishError> for Failure {
+impl From<PublishError> for NatsError {
     fn from(error: PublishError) -> Self {
         match error.kind() {
-            PublishErrorKind::StreamNotFound => Self::NobodyListens,
-            PublishErrorKind::WrongLastSequence => Self::Overtaken,
-            PublishErrorKind::TimedOut => Self::Late,
+            PublishErrorKind::StreamNotFound => Self::NoResponders,
+            PublishErrorKind::WrongLastSequence => Self::Conflict,
+            PublishErrorKind::TimedOut => Self::TimedOut,
             PublishErrorKind::BrokenPipe => Self::Lost,
             PublishErrorKind::MaxPayloadExceeded => Self::TooLarge,
             _ => match error.source().and_then(|cause| cause.downcast_ref::<jetstream::Error>()) {
-                Some(said) => said.into(),
+                Some(server_error) => server_error.into(),
                 None => Self::unexpected(&error),
             },
         }
     }
 }
 
-impl Failure {
+impl NatsError {
     /// An error of the client library without a case of its own. Its text may contain text that the server sent.
     pub(super) fn unexpected(error: &(dyn std::error::Error + 'static)) -> Self {
         let what = "the answer is not that of JetStream";
@@ -96,16 +96,16 @@ impl Failure {
         let error = |reason, why: &str| SinkError::new(reason, format!("{attempt}: {why}"));
         match self {
             Self::Sink(known) => known,
-            Self::Said { status, code } => {
-                let why = format!("{} (JetStream error {code}, status {status})", words(status, code));
+            Self::JetStream { status, code } => {
+                let why = format!("{} (JetStream error {code}, status {status})", message(status, code));
                 error(reason(status, code), &why)
             }
             // The stream was removed, or the subject was removed from it: the next open creates it again.
-            Self::NobodyListens => error(SinkReason::WriteFailed, "no stream of the server takes it"),
-            Self::Late => error(SinkReason::Unreachable, "no answer in time"),
+            Self::NoResponders => error(SinkReason::WriteFailed, "no stream of the server takes it"),
+            Self::TimedOut => error(SinkReason::Unreachable, "no answer in time"),
             Self::Lost => error(SinkReason::Unreachable, "the connection is lost"),
             Self::Forbidden(why) => error(SinkReason::Forbidden, why),
-            Self::Overtaken => error(SinkReason::WriteFailed, "another client has written there meanwhile"),
+            Self::Conflict => error(SinkReason::WriteFailed, "another client has written there meanwhile"),
             Self::TooLarge => error(SinkReason::Refused, "the message is larger than the server takes"),
             Self::Other(text) => error(SinkReason::WriteFailed, &text),
         }
@@ -132,7 +132,7 @@ fn reason(status: usize, code: u64) -> SinkReason {
 }
 
 /// The error of a connection that could not be opened.
-pub(super) fn of_connecting(attempt: &str, error: &ConnectError) -> SinkError {
+pub(super) fn connect_error(attempt: &str, error: &ConnectError) -> SinkError {
     let reason = match (error.kind(), tls_error(error)) {
         (ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication, _) => {
             SinkReason::Forbidden
@@ -156,7 +156,7 @@ pub(super) fn of_connecting(attempt: &str, error: &ConnectError) -> SinkError {
 }
 
 /// The message for a JetStream error.
-fn words(status: usize, code: u64) -> &'static str {
+fn message(status: usize, code: u64) -> &'static str {
     match code {
         STREAM_NOT_FOUND => "the stream does not exist",
         STREAM_EXISTS => "a stream of this name exists",
@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_answer_has_a_reason() {
+    fn every_jetstream_error_has_a_reason() {
         for (status, code, expected) in [
             (404, 10059, SinkReason::Missing),
             (503, 10039, SinkReason::Incompatible),
@@ -201,18 +201,18 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_says_is_not_repeated() {
+    fn no_error_contains_the_text_of_a_nats_server() {
         const MARKER: &str = "what-the-server-said";
         let text = format!(r#"{{"code":400,"err_code":10065,"description":"{MARKER}"}}"#);
-        let said: jetstream::Error = serde_json::from_str(&text).unwrap();
-        let error = Failure::from(&said).into_error("prepare stream a");
+        let server_error: jetstream::Error = serde_json::from_str(&text).unwrap();
+        let error = NatsError::from(&server_error).into_error("prepare stream a");
         assert_eq!(
             error.to_string(),
             "prepare stream a: the subjects overlap with those of another stream; name another subject or stream \
              (JetStream error 10065, status 400)"
         );
         let broken = serde_json::from_str::<u8>(&format!("\"{MARKER}\"")).unwrap_err();
-        for error in [Failure::unexpected(&broken), Failure::unexpected(&std::io::Error::other(MARKER))] {
+        for error in [NatsError::unexpected(&broken), NatsError::unexpected(&std::io::Error::other(MARKER))] {
             let error = error.into_error("read");
             assert!(!format!("{error} {error:?}").contains(MARKER), "{error:?}");
         }

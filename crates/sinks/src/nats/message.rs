@@ -26,7 +26,7 @@ const NONE: &str = "~";
 
 /// The meaning of the last message of a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Held {
+pub(super) enum HeldMessage {
     /// A row.
     Row(RowDigest),
     /// A row that was removed.
@@ -36,7 +36,7 @@ pub(super) enum Held {
 }
 
 /// The values of the headers that the server checks.
-pub(super) struct Stamp<'a> {
+pub(super) struct CheckedHeaders<'a> {
     pub(super) stream: &'a str,
     /// Sequence of the message that it replaces; 0 if there is none.
     pub(super) replaces: u64,
@@ -46,7 +46,7 @@ pub(super) struct Stamp<'a> {
     pub(super) ttl: Option<&'a str>,
 }
 
-impl Stamp<'_> {
+impl CheckedHeaders<'_> {
     /// The headers that the server checks.
     pub(super) fn headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::new();
@@ -87,14 +87,14 @@ pub(super) fn size(headers: &HeaderMap) -> usize {
 }
 
 /// The key and the meaning of a message, from its headers; the key is `None` if the message is not a row's.
-pub(super) fn read(headers: Option<&HeaderMap>) -> (Option<RowKey>, Held) {
+pub(super) fn read(headers: Option<&HeaderMap>) -> (Option<RowKey>, HeldMessage) {
     let get = |name| headers.and_then(|headers| headers.get(name)).map(header::HeaderValue::as_str);
-    let Some(key) = get(ROW_KEY).and_then(decode) else { return (None, Held::Unknown) };
+    let Some(key) = get(ROW_KEY).and_then(decode) else { return (None, HeldMessage::Unknown) };
     let digest = get(ROW_DIGEST).and_then(|digest| digest.parse().ok());
     let held = match (get(OP), digest) {
-        (Some(REMOVED), _) => Held::Marker,
-        (Some(_), Some(digest)) => Held::Row(digest),
-        _ => Held::Unknown,
+        (Some(REMOVED), _) => HeldMessage::Marker,
+        (Some(_), Some(digest)) => HeldMessage::Row(digest),
+        _ => HeldMessage::Unknown,
     };
     (Some(key), held)
 }
@@ -146,10 +146,10 @@ fn unescape(part: &str) -> Option<String> {
         return Some(part.to_owned());
     }
     let mut bytes = Vec::with_capacity(part.len());
-    let mut rest = part.bytes();
-    while let Some(byte) = rest.next() {
+    let mut bytes_left = part.bytes();
+    while let Some(byte) = bytes_left.next() {
         if byte == b'%' {
-            let digits = [rest.next()?, rest.next()?];
+            let digits = [bytes_left.next()?, bytes_left.next()?];
             bytes.push(u8::from_str_radix(str::from_utf8(&digits).ok()?, 16).ok()?);
         } else {
             bytes.push(byte);
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_come_back_whatever_they_hold() {
+    fn keys_with_any_characters_are_decoded_as_they_were_encoded() {
         for text in ["", "a", "~", "/", "%", "%41", "a b", "\r\n", "ü🦀", "it's \"so\"", ":"] {
             for namespace in [None, Some(text)] {
                 let key = RowKey {
@@ -184,18 +184,18 @@ mod tests {
     }
 
     #[test]
-    fn headers_say_what_they_stand_for() {
+    fn headers_are_read_back_as_row_removal_or_unknown() {
         let target = TargetId { namespace: None, name: "t".into() };
         let key =
             RowKey { target, group: "".into(), kind: "Node".into(), namespace: "".into(), uid: "u".into() };
-        let stamp = Stamp { stream: "s", replaces: 7, id: Some("id"), ttl: Some("60s") };
-        let row = stamp.row(&key, "added", Some(RowDigest(1)));
-        assert_eq!(read(Some(&row)), (Some(key.clone()), Held::Row(RowDigest(1))));
+        let checked = CheckedHeaders { stream: "s", replaces: 7, id: Some("id"), ttl: Some("60s") };
+        let row = checked.row(&key, "added", Some(RowDigest(1)));
+        assert_eq!(read(Some(&row)), (Some(key.clone()), HeldMessage::Row(RowDigest(1))));
         assert_eq!(row.get(header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE).unwrap().as_str(), "7");
         assert_eq!(row.get("Nats-TTL").unwrap().as_str(), "60s");
-        assert_eq!(read(Some(&stamp.row(&key, REMOVED, None))), (Some(key.clone()), Held::Marker));
-        assert_eq!(read(Some(&stamp.row(&key, "added", None))), (Some(key), Held::Unknown));
-        assert_eq!(read(Some(&stamp.headers())), (None, Held::Unknown));
-        assert_eq!(read(None), (None, Held::Unknown));
+        assert_eq!(read(Some(&checked.row(&key, REMOVED, None))), (Some(key.clone()), HeldMessage::Marker));
+        assert_eq!(read(Some(&checked.row(&key, "added", None))), (Some(key), HeldMessage::Unknown));
+        assert_eq!(read(Some(&checked.headers())), (None, HeldMessage::Unknown));
+        assert_eq!(read(None), (None, HeldMessage::Unknown));
     }
 }

@@ -9,9 +9,9 @@ use async_nats::{HeaderMap, header};
 use async_trait::async_trait;
 use bytes::Bytes;
 use kollect_model::{
-    batch::{Baseline, Batch, Delta, InventoryId, Receipt, Refusal},
+    batch::{Baseline, Batch, Delta, InventoryId, Receipt, RefusedRow},
     claim::{Claim, Claimant},
-    envelope::{self, About, Document, Item},
+    envelope::{self, Document, DocumentSettings, Item},
     row::Row,
     sink::{Atomicity, Delivery, Sink, SinkError},
 };
@@ -19,23 +19,23 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::{Config, connect::Connection, failure::Failure, message, stream::Stream};
+use super::{NatsConfig, connect::Connection, failure::NatsError, message, stream::StreamProperties};
 use crate::sample::TIME;
 
 /// Bytes of an event besides its document, cluster and namespace: headers and names of fields.
-const AROUND: usize = 1024;
+const EVENT_OVERHEAD: usize = 1024;
 
 /// Snapshots of inventories as messages.
 pub(super) struct SnapshotSink {
     connection: Connection,
-    stream: Stream,
+    stream: StreamProperties,
     subject: String,
-    last: Mutex<HashMap<InventoryId, Last>>,
+    last: Mutex<HashMap<InventoryId, LastSnapshot>>,
 }
 
 /// What was last sent for an inventory.
 #[derive(Clone, Debug)]
-struct Last {
+struct LastSnapshot {
     checksum: String,
     /// Sequence of its last message.
     sequence: u64,
@@ -44,7 +44,7 @@ struct Last {
 /// The event in the format that consumers read.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Snapshot<'a> {
+struct SnapshotEvent<'a> {
     schema_version: &'static str,
     timestamp: &'a str,
     cluster: &'a str,
@@ -53,49 +53,49 @@ struct Snapshot<'a> {
 }
 
 impl SnapshotSink {
-    pub(super) fn new(connection: Connection, stream: Stream, config: &Config) -> Self {
+    pub(super) fn new(connection: Connection, stream: StreamProperties, config: &NatsConfig) -> Self {
         Self { connection, stream, subject: config.subject.clone(), last: Mutex::default() }
     }
 
-    fn last(&self, inventory: &InventoryId) -> Option<Last> {
+    fn last(&self, inventory: &InventoryId) -> Option<LastSnapshot> {
         self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get(inventory).cloned()
     }
 
-    fn keep(&self, inventory: &InventoryId, last: Last) {
+    fn remember(&self, inventory: &InventoryId, last: LastSnapshot) {
         self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(inventory.clone(), last);
     }
 
-    async fn write_all(&self, batch: &Batch<'_>) -> Result<Receipt, Failure> {
+    async fn write_all(&self, batch: &Batch<'_>) -> Result<Receipt, NatsError> {
         let inventory = batch.inventory;
         let limit = self.stream.max_message.unwrap_or(usize::MAX).min(self.connection.max_payload());
         let names = 6 * (inventory.cluster.len() + inventory.stored_namespace().len());
-        let room = limit.saturating_sub(AROUND + names);
+        let room = limit.saturating_sub(EVENT_OVERHEAD + names);
         let now = jiff::Timestamp::now().to_string();
-        let about = About {
+        let settings = DocumentSettings {
             generation: batch.generation,
             cluster: &inventory.cluster,
             exported_at: &now,
             part_bytes: batch.part_bytes.min(room),
         };
         let mut refused = Vec::new();
-        let most = room.saturating_sub(envelope::overhead(&about) + 1);
-        let rows = batch.delta.rows().map(|row| &**row).filter(|row| match fits(row, most) {
+        let row_limit = room.saturating_sub(envelope::overhead(&settings) + 1);
+        let rows = batch.delta.rows().map(|row| &**row).filter(|row| match fits(row, row_limit) {
             Ok(()) => true,
             Err(refusal) => {
                 refused.push(refusal);
                 false
             }
         });
-        let documents = envelope::documents(rows, &about);
+        let documents = envelope::documents(rows, &settings);
         let checksum = envelope::checksum(&documents);
         let last = self.last(inventory);
-        let sent = last.as_ref().map(|last| last.checksum.as_str()).or(batch.last_checksum);
-        if sent != Some(&checksum) {
+        let last_checksum = last.as_ref().map(|last| last.checksum.as_str()).or(batch.last_checksum);
+        if last_checksum != Some(&checksum) {
             let mut sequence = 0;
             for document in &documents {
-                sequence = self.send(batch, document, &checksum, sent, last.as_ref(), &now).await?;
+                sequence = self.send(batch, document, &checksum, last_checksum, last.as_ref(), &now).await?;
             }
-            self.keep(inventory, Last { checksum: checksum.clone(), sequence });
+            self.remember(inventory, LastSnapshot { checksum: checksum.clone(), sequence });
         }
         Ok(Receipt { checksum: Some(checksum), refused, ..Receipt::default() })
     }
@@ -106,12 +106,13 @@ impl SnapshotSink {
         batch: &Batch<'_>,
         document: &Document,
         checksum: &str,
-        before: Option<&str>,
-        last: Option<&Last>,
+        last_checksum: Option<&str>,
+        last: Option<&LastSnapshot>,
         now: &str,
-    ) -> Result<u64, Failure> {
+    ) -> Result<u64, NatsError> {
         let inventory = batch.inventory;
-        let unreadable = |error: &dyn std::fmt::Display| Failure::Other(format!("write the event: {error}"));
+        let unreadable =
+            |error: &dyn std::fmt::Display| NatsError::Other(format!("write the event: {error}"));
         let body = Bytes::from(body(inventory, document, now).map_err(|error| unreadable(&error))?);
         // The id contains the former checksum, so that content that returns to a former state is sent again, and the
         // subject, because the stream may have events of other subjects.
@@ -119,7 +120,7 @@ impl SnapshotSink {
             let InventoryId { cluster, name, .. } = inventory;
             let (part, namespace) = (document.part.map_or(0, |(part, _)| part), inventory.stored_namespace());
             let text = format!(
-                "{} {cluster:?} {namespace:?} {name:?} {checksum} {part} {before:?} {} {salt}",
+                "{} {cluster:?} {namespace:?} {name:?} {checksum} {part} {last_checksum:?} {} {salt}",
                 self.subject, batch.revision
             );
             format!("{:032x}", xxh3_128(text.as_bytes()))
@@ -134,8 +135,8 @@ impl SnapshotSink {
         match last {
             // An earlier event has the same id, and a newer event was sent after it: send again with another id.
             Some(last) if stored.duplicate && stored.sequence <= last.sequence => {
-                let again = message(id(last.sequence));
-                Ok(self.connection.publish(self.subject.clone(), again).await?.sequence)
+                let resent = message(id(last.sequence));
+                Ok(self.connection.publish(self.subject.clone(), resent).await?.sequence)
             }
             _ => Ok(stored.sequence),
         }
@@ -145,7 +146,7 @@ impl SnapshotSink {
 /// The body of a document's event.
 fn body(inventory: &InventoryId, document: &Document, now: &str) -> serde_json::Result<Vec<u8>> {
     let payload: &RawValue = serde_json::from_slice(&document.bytes)?;
-    serde_json::to_vec(&Snapshot {
+    serde_json::to_vec(&SnapshotEvent {
         schema_version: envelope::SCHEMA_VERSION,
         timestamp: now,
         cluster: &inventory.cluster,
@@ -157,23 +158,24 @@ fn body(inventory: &InventoryId, document: &Document, now: &str) -> serde_json::
 /// Subject and body of the first event of a write.
 pub(super) fn sample(subject: &str, batch: &Batch<'_>) -> Option<(String, Vec<u8>)> {
     let Batch { inventory, generation, part_bytes, .. } = *batch;
-    let about = About { generation, cluster: &inventory.cluster, exported_at: TIME, part_bytes };
-    let documents = envelope::documents(batch.delta.rows().map(|row| &**row), &about);
+    let settings =
+        DocumentSettings { generation, cluster: &inventory.cluster, exported_at: TIME, part_bytes };
+    let documents = envelope::documents(batch.delta.rows().map(|row| &**row), &settings);
     Some((subject.to_owned(), body(inventory, documents.first()?, TIME).ok()?))
 }
 
 /// Refuses a row that is too large for any event.
-fn fits(row: &Row, most: usize) -> Result<(), Refusal> {
+fn fits(row: &Row, limit: usize) -> Result<(), RefusedRow> {
     // Shortcut: attributes are nearly all of an item, and escapes make them at most six times as long.
-    if row.attributes.get().len() < most / 12 {
+    if row.attributes.get().len() < limit / 12 {
         return Ok(());
     }
     let bytes = Item::of(row).text.len();
-    if bytes <= most {
+    if bytes <= limit {
         return Ok(());
     }
-    let why = format!("{}: it has {bytes} bytes, and an event has room for {most}", row.described());
-    Err(Refusal { key: row.key.clone(), why })
+    let why = format!("{}: it has {bytes} bytes, and an event has room for {limit}", row.described());
+    Err(RefusedRow { key: row.key.clone(), why })
 }
 
 #[async_trait]

@@ -9,17 +9,17 @@ use kollect_model::{
 use serde_json::{Value, json};
 
 use super::{
-    Config,
+    NatsConfig,
     connect::Connection,
-    failure::{Failure, STREAM_EXISTS, STREAM_NOT_FOUND},
+    failure::{NatsError, STREAM_EXISTS, STREAM_NOT_FOUND},
 };
 
 /// Attempts: other sinks may add their subjects at the same moment.
-const TRIES: usize = 8;
+const ATTEMPTS: usize = 8;
 
 /// The properties of the stream that writing needs.
 #[derive(Clone, Debug)]
-pub(super) struct Stream {
+pub(super) struct StreamProperties {
     pub(super) name: String,
     /// Whether messages may have a time to live.
     pub(super) expires: bool,
@@ -34,16 +34,16 @@ pub(super) struct Stream {
 
 /// Checks the name of a stream.
 pub(super) fn check_name(name: &str) -> Result<(), String> {
-    let bad = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '*' | '>' | '/' | '\\');
-    if name.is_empty() || name.contains(bad) {
+    let is_forbidden = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '*' | '>' | '/' | '\\');
+    if name.is_empty() || name.contains(is_forbidden) {
         return Err("must not be empty or contain white space, *, >, / or \\".into());
     }
     Ok(())
 }
 
-impl Stream {
+impl StreamProperties {
     /// Finds the stream and checks it; creates it or adds the subject if the plan allows that.
-    pub(super) async fn prepare(connection: &Connection, config: &Config) -> Result<Self, SinkError> {
+    pub(super) async fn prepare(connection: &Connection, config: &NatsConfig) -> Result<Self, SinkError> {
         let name = &config.stream;
         let attempt = format!("prepare stream {name}");
         let subjects = match config.mode {
@@ -58,36 +58,36 @@ impl Stream {
             mode: config.mode,
             subjects,
         };
-        for _ in 0..TRIES {
-            let held = match connection.ask(format!("STREAM.INFO.{name}"), &json!({})).await {
+        for _ in 0..ATTEMPTS {
+            let found = match connection.request(format!("STREAM.INFO.{name}"), &json!({})).await {
                 Ok(info) => info.get("config").cloned().unwrap_or_default(),
-                Err(Failure::Said { code: STREAM_NOT_FOUND, .. }) if config.create => {
-                    match connection.ask(format!("STREAM.CREATE.{name}"), &stream.wanted()).await {
+                Err(NatsError::JetStream { code: STREAM_NOT_FOUND, .. }) if config.create => {
+                    match connection.request(format!("STREAM.CREATE.{name}"), &stream.new_config()).await {
                         Ok(info) => info.get("config").cloned().unwrap_or_default(),
                         // Another client has created it first.
-                        Err(Failure::Said { code: STREAM_EXISTS, .. }) => continue,
+                        Err(NatsError::JetStream { code: STREAM_EXISTS, .. }) => continue,
                         Err(failure) => return Err(failure.into_error(&attempt)),
                     }
                 }
-                Err(failure) => return Err(stream.unusable(failure, &attempt)),
+                Err(failure) => return Err(stream.stream_error(failure, &attempt)),
             };
-            stream.judge(&held, &attempt)?;
-            stream.evicting = stream.evicting_limits(&held);
-            if stream.is_taken_by(&held) {
-                stream.expires = held.get("allow_msg_ttl").and_then(Value::as_bool).unwrap_or(false);
-                stream.max_message = held
+            stream.check_config(&found, &attempt)?;
+            stream.evicting = stream.evicting_limits(&found);
+            if stream.is_accepted_by(&found) {
+                stream.expires = found.get("allow_msg_ttl").and_then(Value::as_bool).unwrap_or(false);
+                stream.max_message = found
                     .get("max_msg_size")
                     .and_then(Value::as_u64)
                     .and_then(|size| usize::try_from(size).ok())
                     .filter(|size| *size > 0);
                 return Ok(stream);
             }
-            stream.keeps_rows(&attempt)?;
+            stream.check_keeps_rows(&attempt)?;
             if !config.create {
-                return Err(stream.lacks_subject(&attempt));
+                return Err(stream.missing_subject_error(&attempt));
             }
-            let completed = stream.with_subject(held);
-            let answer = connection.ask(format!("STREAM.UPDATE.{name}"), &completed).await;
+            let updated = stream.with_subject(found);
+            let answer = connection.request(format!("STREAM.UPDATE.{name}"), &updated).await;
             answer.map_err(|failure| failure.into_error(&attempt))?;
             // Read it again: an update of another client may have removed the subject.
         }
@@ -97,36 +97,36 @@ impl Stream {
     /// Returns an error unless the stream exists and takes our messages.
     pub(super) async fn check(&self, connection: &Connection) -> Result<(), SinkError> {
         let attempt = format!("read stream {}", self.name);
-        let info = connection.ask(format!("STREAM.INFO.{}", self.name), &json!({})).await;
-        let info = info.map_err(|failure| self.unusable(failure, &attempt))?;
-        let held = info.get("config").cloned().unwrap_or_default();
-        self.judge(&held, &attempt)?;
-        refuse_evicting(self.evicting_limits(&held).as_deref(), &attempt)?;
-        if self.is_taken_by(&held) { Ok(()) } else { Err(self.lacks_subject(&attempt)) }
+        let info = connection.request(format!("STREAM.INFO.{}", self.name), &json!({})).await;
+        let info = info.map_err(|failure| self.stream_error(failure, &attempt))?;
+        let found = info.get("config").cloned().unwrap_or_default();
+        self.check_config(&found, &attempt)?;
+        refuse_evicting(self.evicting_limits(&found).as_deref(), &attempt)?;
+        if self.is_accepted_by(&found) { Ok(()) } else { Err(self.missing_subject_error(&attempt)) }
     }
 
     /// Returns an error if the limits of the stream, when it was opened, could remove rows.
-    pub(super) fn keeps_rows(&self, attempt: &str) -> Result<(), SinkError> {
+    pub(super) fn check_keeps_rows(&self, attempt: &str) -> Result<(), SinkError> {
         refuse_evicting(self.evicting.as_deref(), attempt)
     }
 
     /// A row must stay as long as its object exists: a limit that removes old messages would remove rows that have not
     /// changed for a while. A full stream that discards new messages is fine: it keeps its rows and the write
     /// fails. Snapshots are events and may expire.
-    fn evicting_limits(&self, held: &Value) -> Option<String> {
+    fn evicting_limits(&self, config: &Value) -> Option<String> {
         if self.mode != EventMode::Rows {
             return None;
         }
-        let limit = |name: &str| held.get(name).and_then(Value::as_u64).filter(|limit| *limit > 0);
-        let discards_old = held.get("discard").and_then(Value::as_str).unwrap_or("old") == "old";
+        let limit = |name: &str| config.get(name).and_then(Value::as_u64).filter(|limit| *limit > 0);
+        let discards_old = config.get("discard").and_then(Value::as_str).unwrap_or("old") == "old";
         let (mut found, mut flags) = (Vec::new(), Vec::new());
         if let Some(age) = limit("max_age") {
             found.push(format!("max_age={:?}", Duration::from_nanos(age)));
             flags.push("--max-age=0s");
         }
         for (name, flag) in [("max_msgs", "--max-msgs=-1"), ("max_bytes", "--max-bytes=-1")] {
-            if let Some(most) = limit(name).filter(|_| discards_old) {
-                found.push(format!("{name}={most}"));
+            if let Some(value) = limit(name).filter(|_| discards_old) {
+                found.push(format!("{name}={value}"));
                 flags.push(flag);
             }
         }
@@ -142,7 +142,7 @@ impl Stream {
     }
 
     /// The configuration of a stream that the sink creates.
-    fn wanted(&self) -> Value {
+    fn new_config(&self) -> Value {
         let mut config = json!({
             "name": self.name,
             "description": "Inventories of Kollect",
@@ -166,10 +166,10 @@ impl Stream {
     }
 
     /// Returns an error if the stream's configuration does not fit our messages.
-    fn judge(&self, held: &Value, attempt: &str) -> Result<(), SinkError> {
+    fn check_config(&self, config: &Value, attempt: &str) -> Result<(), SinkError> {
         let name = &self.name;
         let refuse = |why: String| Err(SinkError::new(SinkReason::Incompatible, format!("{attempt}: {why}")));
-        let retention = held.get("retention").and_then(Value::as_str).unwrap_or("limits");
+        let retention = config.get("retention").and_then(Value::as_str).unwrap_or("limits");
         if retention != "limits" {
             return refuse(
                 "its retention is not limits, and others remove what has been read; name another stream in \
@@ -177,25 +177,26 @@ impl Stream {
                     .into(),
             );
         }
-        if held.get("no_ack").and_then(Value::as_bool) == Some(true) {
+        if config.get("no_ack").and_then(Value::as_bool) == Some(true) {
             return refuse(format!("it does not acknowledge; run: nats stream edit {name} --ack"));
         }
-        let once = held.get("discard_new_per_subject").and_then(Value::as_bool) == Some(true);
-        if self.mode == EventMode::Rows && once {
+        let refuses_second_message =
+            config.get("discard_new_per_subject").and_then(Value::as_bool) == Some(true);
+        if self.mode == EventMode::Rows && refuses_second_message {
             return refuse(format!(
                 "it takes no second message of a subject (discard_new_per_subject=true), so no row could change; \
                  name another stream in spec.nats.stream, or run: nats stream edit {name} \
                  --no-discard-per-subject"
             ));
         }
-        let kept = held.get("max_msgs_per_subject").and_then(Value::as_i64).unwrap_or(-1);
+        let kept_per_subject = config.get("max_msgs_per_subject").and_then(Value::as_i64).unwrap_or(-1);
         match self.mode {
-            EventMode::Rows if kept != 1 => refuse(format!(
+            EventMode::Rows if kept_per_subject != 1 => refuse(format!(
                 "it keeps more than the last message of each subject, and mode rows needs one that keeps only \
                  that; name another stream in spec.nats.stream, or run: nats stream edit {name} \
                  --max-msgs-per-subject=1"
             )),
-            EventMode::Snapshot if kept == 1 => refuse(
+            EventMode::Snapshot if kept_per_subject == 1 => refuse(
                 "it keeps only the last message of each subject, and snapshots of several inventories share \
                  one; name another stream in spec.nats.stream"
                     .into(),
@@ -204,26 +205,26 @@ impl Stream {
         }
     }
 
-    fn is_taken_by(&self, held: &Value) -> bool {
-        let subjects = held.get("subjects").and_then(Value::as_array);
+    fn is_accepted_by(&self, config: &Value) -> bool {
+        let subjects = config.get("subjects").and_then(Value::as_array);
         subjects.is_some_and(|all| {
             all.iter().filter_map(Value::as_str).any(|pattern| covers(pattern, &self.subjects))
         })
     }
 
-    fn with_subject(&self, mut held: Value) -> Value {
-        match held.get_mut("subjects").and_then(Value::as_array_mut) {
+    fn with_subject(&self, mut config: Value) -> Value {
+        match config.get_mut("subjects").and_then(Value::as_array_mut) {
             Some(all) => {
                 // Subjects that ours includes would overlap with it.
                 all.retain(|known| !known.as_str().is_some_and(|known| covers(&self.subjects, known)));
                 all.push(json!(self.subjects));
             }
-            None => held["subjects"] = json!([self.subjects]),
+            None => config["subjects"] = json!([self.subjects]),
         }
-        held
+        config
     }
 
-    fn lacks_subject(&self, attempt: &str) -> SinkError {
+    fn missing_subject_error(&self, attempt: &str) -> SinkError {
         let Self { name, subjects, .. } = self;
         let why = format!(
             "{attempt}: it does not take {subjects}; add that to its subjects: nats stream edit {name} \
@@ -232,21 +233,21 @@ impl Stream {
         SinkError::new(SinkReason::Incompatible, why)
     }
 
-    fn unusable(&self, failure: Failure, attempt: &str) -> SinkError {
+    fn stream_error(&self, failure: NatsError, attempt: &str) -> SinkError {
         let Self { name, subjects, .. } = self;
         match failure {
-            Failure::NobodyListens => {
+            NatsError::NoResponders => {
                 let why = "JetStream is not enabled on this server or for this account";
                 SinkError::new(SinkReason::Incompatible, format!("{attempt}: {why}"))
             }
-            Failure::Said { code: STREAM_NOT_FOUND, .. } => {
-                let kind = match self.mode {
+            NatsError::JetStream { code: STREAM_NOT_FOUND, .. } => {
+                let flags = match self.mode {
                     EventMode::Rows => " --max-msgs-per-subject=1 --allow-msg-ttl",
                     EventMode::Snapshot => "",
                 };
                 let why = format!(
                     "{attempt}: it does not exist; run: nats stream add {name} --subjects='{subjects}' \
-                     --defaults{kind}"
+                     --defaults{flags}"
                 );
                 SinkError::new(SinkReason::Missing, why)
             }
@@ -274,7 +275,7 @@ fn covers(pattern: &str, subject: &str) -> bool {
 }
 
 /// The value of the time-to-live header: whole seconds.
-pub(super) fn ttl(config: &Config) -> String {
+pub(super) fn ttl(config: &NatsConfig) -> String {
     format!("{}s", config.marker_ttl.max(Duration::from_secs(1)).as_secs())
 }
 

@@ -7,9 +7,9 @@ use kollect_model::{batch::InventoryId, event::DEFAULT_CLUSTER, row::RowKey};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128};
 
 /// Maximum length of a token; longer ones end with a hash.
-const TOKEN: usize = 64;
+const MAX_TOKEN_LENGTH: usize = 64;
 /// How many characters of a long text are kept, for people.
-const SHOWN: usize = 32;
+const KEPT_CHARACTERS: usize = 32;
 /// The token for objects without a namespace.
 const NO_NAMESPACE: &str = "-";
 /// The token of the claim, after the inventory. No token of a row has this character.
@@ -63,7 +63,7 @@ impl Subjects {
 }
 
 /// A hash of the subject, used as its key in memory: eight bytes instead of a hundred.
-pub(super) fn place(subject: &str) -> u64 {
+pub(super) fn subject_hash(subject: &str) -> u64 {
     xxh3_64(subject.as_bytes())
 }
 
@@ -93,8 +93,8 @@ fn token(text: &str) -> String {
         "" => "=".into(),
         // A single `-` stands for "no namespace".
         NO_NAMESPACE => "=2D".into(),
-        _ if token.len() > TOKEN => {
-            token.truncate(SHOWN);
+        _ if token.len() > MAX_TOKEN_LENGTH => {
+            token.truncate(KEPT_CHARACTERS);
             // No hexadecimal digit follows `=` here, so it cannot equal the token of a short text.
             format!("{token}=h{:032x}", xxh3_128(text.as_bytes()))
         }
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_are_readable_where_they_can_be() {
+    fn tokens_keep_readable_characters_and_escape_others() {
         for (text, expected) in [
             ("shop", "shop"),
             ("Cron-Tab_2", "Cron-Tab_2"),
@@ -126,7 +126,7 @@ mod tests {
             assert_eq!(token(text), expected);
         }
         assert_eq!(token(&"n".repeat(64)), "n".repeat(64));
-        assert_eq!(token(&"n".repeat(65)).len(), SHOWN + 34);
+        assert_eq!(token(&"n".repeat(65)).len(), KEPT_CHARACTERS + 34);
     }
 
     #[test]
@@ -135,29 +135,29 @@ mod tests {
         let mut texts = vec!["", "-", "a", "a.b", "a=2Eb", "a b", "*", ">", "\u{0}\r\n", "$holder", "ä"];
         texts.extend(long.iter().map(String::as_str));
         let mut seen: HashMap<String, String> = HashMap::new();
-        let mut see = |subject: String, whose: String| {
+        let mut check_subject = |subject: String, owner: String| {
             for token in subject.split('.') {
                 assert!(!token.is_empty() && token.len() <= 100, "{subject}");
                 assert!(token.bytes().all(|b| b.is_ascii_graphic() && b != b'*' && b != b'>'), "{subject}");
             }
-            if let Some(other) = seen.insert(subject.clone(), whose.clone()) {
-                assert_eq!(other, whose, "{subject}");
+            if let Some(other) = seen.insert(subject.clone(), owner.clone()) {
+                assert_eq!(other, owner, "{subject}");
             }
         };
         for cluster in ["", "east"] {
             for one in &texts {
                 for other in &texts {
-                    let place = InventoryId {
+                    let inventory = InventoryId {
                         cluster: cluster.into(),
                         namespace: Some((*one).into()),
                         name: (*other).into(),
                     };
-                    see(Subjects::new("kollect", &place).claim(), format!("{place:?}"));
+                    check_subject(Subjects::new("kollect", &inventory).claim(), format!("{inventory:?}"));
                 }
             }
         }
-        let place = InventoryId { cluster: String::new(), namespace: None, name: "all".into() };
-        let subjects = Subjects::new("kollect", &place);
+        let inventory = InventoryId { cluster: String::new(), namespace: None, name: "all".into() };
+        let subjects = Subjects::new("kollect", &inventory);
         for one in &texts {
             for other in &texts {
                 for target in [None, Some("")] {
@@ -169,7 +169,7 @@ mod tests {
                         let [name, group, kind, namespace, uid] = parts.map(Into::into);
                         let target = TargetId { namespace: target.map(Into::into), name };
                         let key = RowKey { target, group, kind, namespace, uid };
-                        see(subjects.row(&key), format!("{key:?}"));
+                        check_subject(subjects.row(&key), format!("{key:?}"));
                     }
                 }
             }

@@ -2,11 +2,11 @@
 
 use kollect_model::{
     batch::InventoryId,
-    claim::{Claim, Claimant, Writer},
+    claim::{Claim, Claimant, WriterProgram},
 };
 use tokio_postgres::{Client, Transaction, types::ToSql};
 
-use super::{failure::Failure, session::Statements, tables::Tables};
+use super::{failure::PostgresError, session::Statements, tables::Tables};
 use crate::columns::{CLAIM_COLUMNS, ClaimTable};
 
 /// Claims the inventory.
@@ -16,36 +16,38 @@ pub(super) async fn claim(
     statements: &Statements,
     inventory: &InventoryId,
     claimant: &Claimant,
-) -> Result<Claim, Failure> {
+) -> Result<Claim, PostgresError> {
     let transaction = client.transaction().await?;
     let bindings = tables.bindings();
     let namespace = inventory.stored_namespace();
-    let begin = format!(
+    let insert = format!(
         "INSERT INTO {bindings} (cluster, inventory_namespace, inventory_name, inventory_table, epoch)
          VALUES ($1, $2, $3, $4, 0) ON CONFLICT DO NOTHING"
     );
-    transaction.execute(&begin, &[&inventory.cluster, &namespace, &inventory.name, &tables.table]).await?;
+    transaction.execute(&insert, &[&inventory.cluster, &namespace, &inventory.name, &tables.table]).await?;
     let held = locked(&transaction, tables, statements, inventory).await?;
     let held = held.as_ref().map(|(claim, _)| claim);
-    let granted = statements.claims.fit(claimant.take(inventory, held)?);
+    let granted = statements.claims.without_missing_columns(claimant.take(inventory, held)?);
     let columns = statements.claims.columns();
-    let set: Vec<String> =
+    let assignments: Vec<String> =
         columns.iter().zip(5..).map(|(name, number)| format!("{name} = ${number}")).collect();
     // Counted in the database, so that rows that other clients have added or removed are included.
-    let take = format!(
+    let update = format!(
         "UPDATE {bindings} SET {}, row_count = (
              SELECT count(*) FROM {tables}
              WHERE cluster = $1 AND inventory_namespace = $2 AND inventory_name = $3)
          WHERE cluster = $1 AND inventory_namespace = $2 AND inventory_name = $3 AND inventory_table = $4",
-        set.join(", ")
+        assignments.join(", ")
     );
     let writer = granted.writer.as_str();
     let Claim { owner, epoch, writer_id, destination_id, claimed_at, taken_from, writes, .. } = &granted;
-    let of_claim: [&(dyn ToSql + Sync); CLAIM_COLUMNS.len()] =
+    let claim_values: [&(dyn ToSql + Sync); CLAIM_COLUMNS.len()] =
         [owner, &writer, epoch, writer_id, destination_id, claimed_at, taken_from, writes];
-    let place: [&(dyn ToSql + Sync); 4] = [&inventory.cluster, &namespace, &inventory.name, &tables.table];
-    let values: Vec<_> = place.into_iter().chain(of_claim.into_iter().take(columns.len())).collect();
-    transaction.execute(&take, &values).await?;
+    let inventory_values: [&(dyn ToSql + Sync); 4] =
+        [&inventory.cluster, &namespace, &inventory.name, &tables.table];
+    let values: Vec<_> =
+        inventory_values.into_iter().chain(claim_values.into_iter().take(columns.len())).collect();
+    transaction.execute(&update, &values).await?;
     transaction.commit().await?;
     Ok(granted)
 }
@@ -54,7 +56,7 @@ pub(super) async fn claim(
 fn claim_of(row: &tokio_postgres::Row, first: usize, table: ClaimTable) -> Claim {
     let old = Claim {
         owner: row.get(first),
-        writer: Writer::stored(row.get(first + 1)),
+        writer: WriterProgram::stored(row.get(first + 1)),
         epoch: row.get(first + 2),
         ..Claim::default()
     };
@@ -77,7 +79,7 @@ async fn locked(
     tables: &Tables,
     statements: &Statements,
     inventory: &InventoryId,
-) -> Result<Option<(Claim, bool)>, Failure> {
+) -> Result<Option<(Claim, bool)>, PostgresError> {
     let namespace = inventory.stored_namespace();
     let found = transaction
         .query_opt(&statements.claim, &[&inventory.cluster, &namespace, &inventory.name, &tables.table])
@@ -91,8 +93,8 @@ pub(super) async fn held(
     tables: &Tables,
     table: ClaimTable,
     inventories: &[InventoryId],
-) -> Result<Vec<Option<Claim>>, Failure> {
-    let question = format!(
+) -> Result<Vec<Option<Claim>>, PostgresError> {
+    let query = format!(
         "SELECT place.number, {} FROM {} AS held
          JOIN unnest($2::text[], $3::text[], $4::text[]) WITH ORDINALITY
              AS place (cluster, namespace, name, number)
@@ -105,7 +107,7 @@ pub(super) async fn held(
     let texts = |text: fn(&InventoryId) -> &str| inventories.iter().map(text).collect::<Vec<&str>>();
     let clusters = texts(|inventory| &inventory.cluster);
     let (namespaces, names) = (texts(InventoryId::stored_namespace), texts(|inventory| &inventory.name));
-    let found = client.query(&question, &[&tables.table, &clusters, &namespaces, &names]).await?;
+    let found = client.query(&query, &[&tables.table, &clusters, &namespaces, &names]).await?;
     let mut claims = vec![None; inventories.len()];
     for row in found {
         let number = usize::try_from(row.get::<_, i64>(0) - 1).unwrap_or(usize::MAX);
@@ -121,7 +123,7 @@ pub(super) async fn check(
     statements: &Statements,
     inventory: &InventoryId,
     granted: &Claim,
-) -> Result<bool, Failure> {
+) -> Result<bool, PostgresError> {
     let held = locked(transaction, tables, statements, inventory).await?;
     Claim::admits(held.as_ref().map(|(claim, _)| claim), inventory, granted)?;
     Ok(held.is_some_and(|(_, never_written)| never_written))

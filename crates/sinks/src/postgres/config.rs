@@ -16,7 +16,9 @@ use super::{
     tables::{self, Tables},
     tls,
 };
-use crate::{Backend, Network, Out, Policy, Secrets, SinkSettings, preview::provisioned, tls::Trust};
+use crate::{
+    Backend, Network, OutScheme, Secrets, SinkPolicy, SinkSettings, preview::provisioned, tls::ServerTrust,
+};
 
 pub(super) const DATABASE_REF: &str = "spec.postgres.databaseRef";
 const DATABASE_KEYS: &[&str] = &["dsn", "url", "connectionString", "DATABASE_URL"];
@@ -24,30 +26,30 @@ const CERTIFICATE_KEY: &str = "tls.crt";
 const PRIVATE_KEY: &str = "tls.key";
 
 /// The table if a destination on a command line names none.
-const TABLE: &str = "inventory";
+const DEFAULT_TABLE: &str = "inventory";
 
 /// Which table on which server, and whether it may be created.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Config {
+pub struct PostgresConfig {
     pub(super) tables: Tables,
     pub(super) create: bool,
     /// Without certificates: those that the connection string names, or the roots of the machine.
-    pub(super) trust: Trust,
+    pub(super) trust: ServerTrust,
     /// `None`: the one that the connection string names, or none.
-    pub(super) identity: Option<Identity>,
+    pub(super) identity: Option<ClientIdentity>,
     /// `None` until the Secret has been read.
     pub(super) server: Option<Box<Dsn>>,
 }
 
 /// A client certificate and its key, PEM both. Never printed.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Identity {
+pub(super) struct ClientIdentity {
     pub(super) certificate: Vec<u8>,
     pub(super) key: Vec<u8>,
 }
 
 /// Prints no server: its address is secret.
-impl fmt::Debug for Config {
+impl fmt::Debug for PostgresConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Config")
             .field("tables", &self.tables)
@@ -56,10 +58,10 @@ impl fmt::Debug for Config {
     }
 }
 
-impl Backend for Config {
+impl Backend for PostgresConfig {
     const TYPE: &'static str = "postgres";
-    const OUT: Option<Out> =
-        Some(Out { schemes: &["postgres", "postgresql"], form: "postgres://USER@HOST/DATABASE" });
+    const OUT: Option<OutScheme> =
+        Some(OutScheme { schemes: &["postgres", "postgresql"], form: "postgres://USER@HOST/DATABASE" });
     const SECRET_SERVER: bool = true;
     type Spec = KollectDatabaseSinkSpec;
     type Clients = Pools;
@@ -80,14 +82,15 @@ impl Backend for Config {
                 errors.push(SpecError::new(field, &name.into(), problem));
             }
         }
-        let trust = Trust::plan(spec.common.tls.as_ref()).unwrap_or_else(|error| {
+        let trust = ServerTrust::plan(spec.common.tls.as_ref()).unwrap_or_else(|error| {
             errors.push(error);
-            Trust::default()
+            ServerTrust::default()
         });
         if !errors.is_empty() {
             return Err(errors);
         }
-        let mode = spec.common.provisioning.as_ref().and_then(|p| p.mode).unwrap_or_default();
+        let mode =
+            spec.common.provisioning.as_ref().and_then(|provisioning| provisioning.mode).unwrap_or_default();
         Ok(Self {
             tables: Tables { schema: schema.to_owned(), table: postgres.table.clone() },
             create: mode == ProvisioningMode::Ensure,
@@ -126,7 +129,8 @@ impl Backend for Config {
 
     /// Previews the tables.
     fn preview(&self, _cluster: &str) -> Preview {
-        let postgres = Some(TablePreview { expected_ddl: Some(tables::in_empty_database(&self.tables)) });
+        let postgres =
+            Some(TablePreview { expected_ddl: Some(tables::statements_for_empty_database(&self.tables)) });
         Preview { postgres, ..provisioned(self.create, "the owner of the database runs these statements") }
     }
 
@@ -142,32 +146,32 @@ impl Backend for Config {
         if let Some(password) = password {
             server.driver.password(password);
         }
-        let mut tables = Tables { schema: "public".into(), table: TABLE.into() };
-        for (key, name) in std::mem::take(&mut server.own) {
+        let mut tables = Tables { schema: "public".into(), table: DEFAULT_TABLE.into() };
+        for (key, name) in std::mem::take(&mut server.kollect_options) {
             tables::check_name(&name).map_err(|problem| format!("{key} {problem}"))?;
             if key == "table" { tables.table = name } else { tables.schema = name }
         }
         let server = Some(Box::new(server));
-        Ok(Self { tables, create: true, trust: Trust::default(), identity: None, server })
+        Ok(Self { tables, create: true, trust: ServerTrust::default(), identity: None, server })
     }
 
-    fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>> {
+    fn check(&self, policy: &SinkPolicy) -> Result<(), Vec<SpecError>> {
         let checked = self.server.as_ref().map_or(Ok(()), |dsn| dsn.check(&policy.network));
         checked.map_err(|problem| vec![SpecError::absent(DATABASE_REF, format!("the Secret: {problem}"))])
     }
 
-    fn destination(&self, _policy: &Policy) -> Destination {
-        let database = self.server.as_ref().map(|dsn| dsn.place()).unwrap_or_default();
+    fn destination(&self, _policy: &SinkPolicy) -> Destination {
+        let database = self.server.as_ref().map(|dsn| dsn.servers_and_database()).unwrap_or_default();
         Destination::new(format!("postgres://{database}"), [&*self.tables.schema, &*self.tables.table])
     }
 
-    fn at(&self, destination: &Destination, policy: &Policy) -> Option<Self> {
+    fn at(&self, destination: &Destination, policy: &SinkPolicy) -> Option<Self> {
         let [schema, table] = destination.names_at(self.destination(policy).server())?;
         let tables = Tables { schema: schema.to_owned(), table: table.to_owned() };
         Some(Self { tables, ..self.clone() })
     }
 
-    async fn open(&self, policy: &Policy, pools: &Pools) -> Result<Box<dyn Sink>, SinkError> {
+    async fn open(&self, policy: &SinkPolicy, pools: &Pools) -> Result<Box<dyn Sink>, SinkError> {
         // The policy is checked for every sink, also if a session is already open.
         self.check(policy).map_err(|errors| {
             let problems: Vec<&str> = errors.iter().map(|error| error.problem.as_str()).collect();
@@ -179,15 +183,15 @@ impl Backend for Config {
 }
 
 /// The client certificate in the Secret of the server.
-fn identity(secrets: &Secrets) -> Result<Option<Identity>, String> {
-    let of = |key: &str| secrets.first(DATABASE_REF, &[key]).map(<[u8]>::to_vec);
-    match (of(CERTIFICATE_KEY), of(PRIVATE_KEY)) {
+fn identity(secrets: &Secrets) -> Result<Option<ClientIdentity>, String> {
+    let value_of = |key: &str| secrets.first(DATABASE_REF, &[key]).map(<[u8]>::to_vec);
+    match (value_of(CERTIFICATE_KEY), value_of(PRIVATE_KEY)) {
         (None, None) => Ok(None),
         (Some(certificate), Some(key)) => {
             tls::identity(&certificate, &key).map_err(|problem| {
                 format!("the client certificate of the Secret ({CERTIFICATE_KEY}, {PRIVATE_KEY}) {problem}")
             })?;
-            Ok(Some(Identity { certificate, key }))
+            Ok(Some(ClientIdentity { certificate, key }))
         }
         (Some(_), None) => Err(format!("the Secret has {CERTIFICATE_KEY} and no {PRIVATE_KEY}")),
         (None, Some(_)) => Err(format!("the Secret has {PRIVATE_KEY} and no {CERTIFICATE_KEY}")),
@@ -213,7 +217,7 @@ impl Dsn {
     }
 
     /// Servers and database, with the defaults of the driver.
-    fn place(&self) -> String {
+    fn servers_and_database(&self) -> String {
         let driver = &self.driver;
         let count = driver.get_hosts().len().max(driver.get_hostaddrs().len());
         let mut servers: Vec<String> = (0..count)
@@ -243,14 +247,14 @@ pub(super) fn port(driver: &tokio_postgres::Config, index: usize) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Guard;
+    use crate::AddressGuard;
 
-    fn place(url: &str) -> String {
-        Config::plan_out(url).unwrap().destination(&Policy::default()).to_string()
+    fn destination(url: &str) -> String {
+        PostgresConfig::plan_out(url).unwrap().destination(&SinkPolicy::default()).to_string()
     }
 
     #[test]
-    fn one_table_has_one_name_however_it_is_written() {
+    fn one_table_has_one_destination_in_every_spelling() {
         let name = "postgres://db.example:5432/shop \"public\".\"inventory\"";
         for url in [
             "postgres://db.example/shop",
@@ -258,7 +262,7 @@ mod tests {
             "postgres://db.example/shop?table=inventory&schema=public&channel_binding=disable",
             "postgres://shop@db.example",
         ] {
-            assert_eq!(place(url), name, "{url}");
+            assert_eq!(destination(url), name, "{url}");
         }
         for url in [
             "postgres://db.example:5433/shop",
@@ -267,19 +271,23 @@ mod tests {
             "postgres://db2.example/shop",
             "postgres://db.example/Shop",
         ] {
-            assert_ne!(place(url), name, "{url}");
+            assert_ne!(destination(url), name, "{url}");
         }
         assert_eq!(
-            place("postgres://b:5433,a:5432/shop"),
-            place("postgres://a,b:5433/shop"),
+            destination("postgres://b:5433,a:5432/shop"),
+            destination("postgres://a,b:5433/shop"),
             "the members of a cluster have no order"
         );
-        assert_eq!(place("postgres:///shop?hostaddr=192.0.2.1"), place("postgres://192.0.2.1/shop"));
+        assert_eq!(
+            destination("postgres:///shop?hostaddr=192.0.2.1"),
+            destination("postgres://192.0.2.1/shop")
+        );
     }
 
     #[test]
     fn closed_hosts_are_refused_before_a_connection_is_opened() {
-        let guarded = Policy { network: Network::Guarded(Guard::default()), ..Policy::default() };
+        let guarded =
+            SinkPolicy { network: Network::Guarded(AddressGuard::default()), ..SinkPolicy::default() };
         for (url, part) in [
             ("postgres://localhost/x", "the server is this machine"),
             ("postgres://db.example,127.1/x", "loopback"),
@@ -287,12 +295,12 @@ mod tests {
             ("postgres://%2Fvar%2Frun/x", "Unix sockets"),
             ("postgres://[::1]/x", "loopback"),
         ] {
-            let config = Config::plan_out(url).unwrap();
+            let config = PostgresConfig::plan_out(url).unwrap();
             let errors = config.check(&guarded).unwrap_err();
             assert!(errors[0].to_string().contains(part), "{}", errors[0]);
             assert_eq!(errors[0].field, DATABASE_REF);
-            assert_eq!(config.check(&Policy::default()), Ok(()));
+            assert_eq!(config.check(&SinkPolicy::default()), Ok(()));
         }
-        assert_eq!(Config::plan_out("postgres://db.example/x").unwrap().check(&guarded), Ok(()));
+        assert_eq!(PostgresConfig::plan_out("postgres://db.example/x").unwrap().check(&guarded), Ok(()));
     }
 }

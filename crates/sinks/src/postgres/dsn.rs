@@ -58,12 +58,12 @@ pub(super) struct Dsn {
     /// File with its key.
     pub(super) client_key: Option<PathBuf>,
     /// Kollect's own options, such as the table on a command line.
-    pub(super) own: Vec<(String, String)>,
+    pub(super) kollect_options: Vec<(String, String)>,
 }
 
 impl Dsn {
-    /// Parses a connection string; options named in `own` are kept separately.
-    pub(super) fn parse(text: &str, own: &[&str]) -> Result<Self, String> {
+    /// Parses a connection string; options named in `kollect_options` are kept separately.
+    pub(super) fn parse(text: &str, kollect_options: &[&str]) -> Result<Self, String> {
         let text = text.trim();
         let is_url = text.starts_with("postgres://") || text.starts_with("postgresql://");
         let (base, options) = if is_url { url_options(text)? } else { (String::new(), list_options(text)?) };
@@ -73,25 +73,25 @@ impl Dsn {
             root_cert: None,
             client_cert: None,
             client_key: None,
-            own: Vec::new(),
+            kollect_options: Vec::new(),
         };
-        let mut rest = Vec::new();
+        let mut driver_options = Vec::new();
         for (key, value) in options {
             match key.as_str() {
                 "sslmode" => dsn.sslmode = Some(sslmode(&value)?),
                 "sslrootcert" => dsn.root_cert = Some(value.into()),
                 "sslcert" => dsn.client_cert = Some(value.into()),
                 "sslkey" => dsn.client_key = Some(value.into()),
-                key if own.contains(&key) => dsn.own.push((key.to_owned(), value)),
+                key if kollect_options.contains(&key) => dsn.kollect_options.push((key.to_owned(), value)),
                 key if IGNORED.contains(&key) => {}
                 key => match UNSUPPORTED.iter().find(|(name, _)| *name == key) {
                     Some((_, problem)) => return Err((*problem).to_owned()),
-                    None => rest.push((key.to_owned(), value)),
+                    None => driver_options.push((key.to_owned(), value)),
                 },
             }
         }
-        let string = if is_url { url(&base, &rest) } else { list(&rest) };
-        dsn.driver = string.parse().map_err(|_| MALFORMED.to_owned())?;
+        let driver_string = if is_url { url(&base, &driver_options) } else { list(&driver_options) };
+        dsn.driver = driver_string.parse().map_err(|_| MALFORMED.to_owned())?;
         if dsn.driver.get_hosts().is_empty() && dsn.driver.get_hostaddrs().is_empty() {
             return Err("names no host; write postgres://USER@HOST/DATABASE".into());
         }
@@ -114,10 +114,10 @@ fn sslmode(value: &str) -> Result<SslMode, String> {
     }
 }
 
-type Options = Vec<(String, String)>;
+type DsnOptions = Vec<(String, String)>;
 
 /// A URL without its options, and the options.
-fn url_options(text: &str) -> Result<(String, Options), String> {
+fn url_options(text: &str) -> Result<(String, DsnOptions), String> {
     let (base, query) = text.split_once('?').unwrap_or((text, ""));
     let decode =
         |part: &str| percent_decode_str(part).decode_utf8().map(Into::into).map_err(|_| MALFORMED.to_owned());
@@ -129,7 +129,7 @@ fn url_options(text: &str) -> Result<(String, Options), String> {
     Ok((base.to_owned(), options.collect::<Result<_, String>>()?))
 }
 
-fn url(base: &str, options: &Options) -> String {
+fn url(base: &str, options: &DsnOptions) -> String {
     let encode = |text: &str| {
         percent_encoding::utf8_percent_encode(text, percent_encoding::NON_ALPHANUMERIC).to_string()
     };
@@ -138,33 +138,33 @@ fn url(base: &str, options: &Options) -> String {
 }
 
 /// Parses `key = value` pairs. A value is quoted or ends at white space; a backslash escapes the next character.
-fn list_options(text: &str) -> Result<Options, String> {
+fn list_options(text: &str) -> Result<DsnOptions, String> {
     let mut options = Vec::new();
-    let mut rest = text.chars().peekable();
+    let mut chars = text.chars().peekable();
     loop {
-        while rest.next_if(|c| c.is_whitespace()).is_some() {}
-        if rest.peek().is_none() {
+        while chars.next_if(|c| c.is_whitespace()).is_some() {}
+        if chars.peek().is_none() {
             return Ok(options);
         }
         let mut key = String::new();
-        while let Some(c) = rest.next_if(|c| *c != '=' && !c.is_whitespace()) {
+        while let Some(c) = chars.next_if(|c| *c != '=' && !c.is_whitespace()) {
             key.push(c);
         }
-        while rest.next_if(|c| c.is_whitespace()).is_some() {}
-        if rest.next() != Some('=') || key.is_empty() {
+        while chars.next_if(|c| c.is_whitespace()).is_some() {}
+        if chars.next() != Some('=') || key.is_empty() {
             return Err(MALFORMED.into());
         }
-        while rest.next_if(|c| c.is_whitespace()).is_some() {}
-        let quoted = rest.next_if_eq(&'\'').is_some();
-        options.push((key, list_value(&mut rest, quoted)?));
+        while chars.next_if(|c| c.is_whitespace()).is_some() {}
+        let quoted = chars.next_if_eq(&'\'').is_some();
+        options.push((key, list_value(&mut chars, quoted)?));
     }
 }
 
-fn list_value(rest: &mut std::iter::Peekable<std::str::Chars<'_>>, quoted: bool) -> Result<String, String> {
+fn list_value(chars: &mut std::iter::Peekable<std::str::Chars<'_>>, quoted: bool) -> Result<String, String> {
     let mut value = String::new();
     loop {
-        match rest.next() {
-            Some('\\') => value.push(rest.next().ok_or(MALFORMED)?),
+        match chars.next() {
+            Some('\\') => value.push(chars.next().ok_or(MALFORMED)?),
             Some('\'') if quoted => return Ok(value),
             Some(c) if quoted || !c.is_whitespace() => value.push(c),
             None if quoted => return Err(MALFORMED.into()),
@@ -173,7 +173,7 @@ fn list_value(rest: &mut std::iter::Peekable<std::str::Chars<'_>>, quoted: bool)
     }
 }
 
-fn list(options: &Options) -> String {
+fn list(options: &DsnOptions) -> String {
     let escape = |value: &str| value.replace('\\', "\\\\").replace('\'', "\\'");
     let pairs: Vec<String> =
         options.iter().map(|(key, value)| format!("{key}='{}'", escape(value))).collect();
@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_forms_say_the_same() {
+    fn a_url_and_a_list_are_parsed_to_the_same_settings() {
         let url = "postgres://me:p%40ss'w@db.example:5433/shop?sslmode=verify-ca&options=-c%20a%3Db&pool_max_conns=4";
         let list = r"host=db.example port=5433 user = me password='p@ss\'w' dbname=shop sslmode=verify-ca options='-c a=b'";
         let (url, list) = (Dsn::parse(url, &[]).ok().unwrap(), Dsn::parse(list, &[]).ok().unwrap());
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_without_the_string() {
+    fn an_error_does_not_quote_the_connection_string() {
         for (text, part) in [
             ("postgres://u:hunter2@h/db?sslmode=hunter2", "verify-full"),
             ("postgres://u:hunter2@h/db?hunter2", "is not a connection string"),

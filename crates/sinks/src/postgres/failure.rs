@@ -9,18 +9,18 @@ use super::tls::TlsError;
 use crate::cause::cause;
 
 /// An error during an operation: from the database, or found by the sink itself.
-pub(super) enum Failure {
+pub(super) enum PostgresError {
     Database(tokio_postgres::Error),
     Sink(SinkError),
 }
 
-impl From<tokio_postgres::Error> for Failure {
+impl From<tokio_postgres::Error> for PostgresError {
     fn from(error: tokio_postgres::Error) -> Self {
         Self::Database(error)
     }
 }
 
-impl From<SinkError> for Failure {
+impl From<SinkError> for PostgresError {
     fn from(error: SinkError) -> Self {
         Self::Sink(error)
     }
@@ -29,25 +29,27 @@ impl From<SinkError> for Failure {
 /// An error of the server in our own words. The server's text is not shown: a sink may be pointed at any server,
 /// and details contain whole rows.
 #[derive(Debug, thiserror::Error)]
-#[error("{} (SQLSTATE {code})", words(code))]
-struct Said {
+#[error("{} (SQLSTATE {code})", message(code))]
+struct ServerRefusal {
     /// Five digits and letters.
     code: String,
 }
 
-impl Failure {
+impl PostgresError {
     /// Converts it to the error of a sink. With `may_create`, missing tables are created at the next open.
     pub(super) fn into_error(self, attempt: String, may_create: bool) -> SinkError {
         let error = match self {
             Self::Sink(error) => return error,
             Self::Database(error) => error,
         };
-        if let Some(said) = error.as_db_error() {
-            let reason = match reason(said.code().code()) {
-                SinkReason::Missing if may_create && said.code().code() == "42P01" => SinkReason::WriteFailed,
+        if let Some(server_error) = error.as_db_error() {
+            let reason = match reason(server_error.code().code()) {
+                SinkReason::Missing if may_create && server_error.code().code() == "42P01" => {
+                    SinkReason::WriteFailed
+                }
                 reason => reason,
             };
-            return SinkError::because(reason, attempt, Said::new(said));
+            return SinkError::because(reason, attempt, ServerRefusal::new(server_error));
         }
         let reason = match tls(&error) {
             _ if is_refused_identity(&error) => SinkReason::Forbidden,
@@ -63,12 +65,12 @@ impl Failure {
         } else {
             reason
         };
-        SinkError::because(reason, attempt, in_our_words(&error))
+        SinkError::because(reason, attempt, driver_message(&error))
     }
 
     /// Whether the session can be used again. Other errors may be caused by state of the session, such as cached
     /// rights and plans.
-    pub(super) fn spares_session(&self) -> bool {
+    pub(super) fn keeps_session(&self) -> bool {
         match self {
             Self::Database(error) => error
                 .code()
@@ -98,16 +100,16 @@ impl Failure {
     }
 }
 
-impl Said {
-    fn new(said: &DbError) -> Self {
-        let code = said.code().code();
+impl ServerRefusal {
+    fn new(server_error: &DbError) -> Self {
+        let code = server_error.code().code();
         let is_code = code.len() == 5 && code.bytes().all(|c| c.is_ascii_digit() || c.is_ascii_uppercase());
         Self { code: if is_code { code.to_owned() } else { "unknown".to_owned() } }
     }
 }
 
 /// Describes an error of the driver. Its causes may contain text that the server sent.
-fn in_our_words(error: &tokio_postgres::Error) -> String {
+fn driver_message(error: &tokio_postgres::Error) -> String {
     let cause = cause(error);
     let what = match error.to_string().as_str() {
         "error connecting to server" => "no connection",
@@ -166,7 +168,7 @@ fn is_refused_identity(error: &tokio_postgres::Error) -> bool {
 }
 
 /// The message for a SQLSTATE.
-fn words(code: &str) -> &'static str {
+fn message(code: &str) -> &'static str {
     match code {
         "28P01" => "the server does not accept the password",
         "28000" => "the server does not let this user in from here",
@@ -239,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn w25_every_sqlstate_has_a_reason() {
+    fn every_sqlstate_has_a_reason() {
         for (code, expected) in [
             ("08006", SinkReason::Unreachable),
             ("57P03", SinkReason::Unreachable),

@@ -18,17 +18,17 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     ANSWER_LIMIT,
-    session::{Server, Session},
+    session::{PostgresServer, Session},
 };
 use crate::{Network, connection_task};
 
 /// Maximum sessions per server. A few writers use the capacity of a server as well as many.
-const SESSIONS: usize = 4;
+const MAX_SESSIONS: usize = 4;
 /// How long an unused session stays open.
 const IDLE_LIMIT: Duration = Duration::from_mins(1);
 
 /// Minimum time between two checks for idle sessions.
-const SHORTEST_WAIT: Duration = Duration::from_millis(10);
+const MIN_WAIT: Duration = Duration::from_millis(10);
 
 /// All pools; a pool lives as long as a sink uses it.
 pub struct Pools {
@@ -43,7 +43,7 @@ impl Pools {
     }
 
     /// The pool of a server.
-    pub(super) fn of(&self, server: Server) -> Arc<Pool> {
+    pub(super) fn of(&self, server: PostgresServer) -> Arc<Pool> {
         let mut known = locked(&self.known);
         known.retain(|pool| pool.strong_count() > 0);
         if let Some(pool) = known.iter().filter_map(Weak::upgrade).find(|pool| pool.server == server) {
@@ -57,9 +57,9 @@ impl Pools {
 
 /// The sessions of one server.
 pub(super) struct Pool {
-    server: Server,
+    server: PostgresServer,
     /// One permit per session, first come, first served.
-    seats: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     /// Idle sessions with the time of their last use; the most recently used is last.
     idle: Mutex<Vec<(Instant, Session)>>,
     idle_limit: Duration,
@@ -67,10 +67,10 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    fn new(server: Server, idle_limit: Duration) -> Arc<Self> {
+    fn new(server: PostgresServer, idle_limit: Duration) -> Arc<Self> {
         Arc::new_cyclic(|pool| Self {
             server,
-            seats: Arc::new(Semaphore::new(SESSIONS)),
+            permits: Arc::new(Semaphore::new(MAX_SESSIONS)),
             idle: Mutex::default(),
             idle_limit,
             _closer: connection_task::spawn("close idle sessions", close_idle(pool.clone(), idle_limit)),
@@ -79,13 +79,13 @@ impl Pool {
 
     /// A session for one operation: an idle one, else a new one; waits while all are in use. `network` equals that of
     /// the server; it has the namespace of this sink for refusals.
-    pub(super) async fn lease(
+    pub(super) async fn acquire(
         self: &Arc<Self>,
         network: &Network,
         attempt: &str,
-    ) -> Result<Lease, SinkError> {
-        let Ok(Ok(seat)) = timeout(ANSWER_LIMIT, self.seats.clone().acquire_owned()).await else {
-            let attempt = format!("{attempt}: all {SESSIONS} sessions are in use by other inventories");
+    ) -> Result<PooledSession, SinkError> {
+        let Ok(Ok(permit)) = timeout(ANSWER_LIMIT, self.permits.clone().acquire_owned()).await else {
+            let attempt = format!("{attempt}: all {MAX_SESSIONS} sessions are in use by other inventories");
             return Err(SinkError::new(SinkReason::Busy, attempt));
         };
         let reused = loop {
@@ -99,7 +99,7 @@ impl Pool {
             Some((_, session)) => session,
             None => Session::open(&self.server, network, attempt).await?,
         };
-        Ok(Lease { session: session.taken(seat), pool: self.clone() })
+        Ok(PooledSession { session: session.in_use(permit), pool: self.clone() })
     }
 
     /// Closes sessions that were idle for too long. Returns the time until the next check.
@@ -114,30 +114,30 @@ impl Pool {
 async fn close_idle(pool: Weak<Pool>, idle_limit: Duration) {
     let mut wait = idle_limit;
     loop {
-        sleep(wait.max(SHORTEST_WAIT)).await;
+        sleep(wait.max(MIN_WAIT)).await;
         let Some(pool) = pool.upgrade() else { return };
         wait = pool.close_idle();
     }
 }
 
 /// A session in use. If it is dropped during an operation, the operation is cancelled and the session closed.
-pub(super) struct Lease {
+pub(super) struct PooledSession {
     pub(super) session: Session,
     pool: Arc<Pool>,
 }
 
-impl Lease {
+impl PooledSession {
     /// Returns the session to the pool.
     pub(super) fn give_back(mut self) {
-        let seat = self.session.free();
-        // Before the permit is free: the next lease must find this session and not open another one.
+        let permit = self.session.take_permit();
+        // Before the permit is free: the next operation must find this session and not open another one.
         locked(&self.pool.idle).push((Instant::now(), self.session));
-        drop(seat);
+        drop(permit);
     }
 
     /// Closes the session, which has no operation running.
     pub(super) fn close(mut self) {
-        drop(self.session.free());
+        drop(self.session.take_permit());
     }
 }
 

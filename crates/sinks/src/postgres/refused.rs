@@ -6,26 +6,26 @@ use std::{
 };
 
 use kollect_model::{
-    batch::{Batch, Delta, InventoryId, Refusal},
+    batch::{Batch, Delta, InventoryId, RefusedRow},
     row::{Row, RowKey},
 };
 use tokio_postgres::Client;
 
 use super::{
-    failure::Failure,
+    failure::PostgresError,
     session::Statements,
     write::{FEW_ROWS, last_of_each, merge_arrays},
 };
-use crate::old_key::{self, HeldKinds, Key};
+use crate::old_key::{self, HeldKinds, TableKey};
 
 /// Rows that PostgreSQL cannot store: its texts must not contain NUL characters.
-pub(super) fn unfit(batch: &Batch<'_>) -> Vec<Refusal> {
+pub(super) fn rows_with_nul(batch: &Batch<'_>) -> Vec<RefusedRow> {
     let why = "a NUL character (\\u0000), which PostgreSQL cannot store; leave it out of the attributes";
     batch.delta.rows().filter(|row| has_nul(row)).map(|row| refusal(batch.inventory, row, why)).collect()
 }
 
 /// A delta without the refused rows.
-pub(super) fn without(delta: &Delta, refused: &[Refusal]) -> Delta {
+pub(super) fn without(delta: &Delta, refused: &[RefusedRow]) -> Delta {
     let mut delta = delta.clone();
     if !refused.is_empty() {
         let refused: HashSet<&RowKey> = refused.iter().map(|refusal| &refusal.key).collect();
@@ -37,22 +37,22 @@ pub(super) fn without(delta: &Delta, refused: &[Refusal]) -> Delta {
 
 /// Time limit for finding refused rows. It is enough for thousands of them; if a constraint of the table refuses
 /// almost every row of a large inventory, the write fails as a whole.
-const NAMING_LIMIT: Duration = Duration::from_mins(2);
+const SEARCH_LIMIT: Duration = Duration::from_mins(2);
 
 const SAVEPOINT: &str = "SAVEPOINT kollect_trial";
-const KEEP: &str = "RELEASE SAVEPOINT kollect_trial; SAVEPOINT kollect_trial";
-const UNDO: &str = "ROLLBACK TO SAVEPOINT kollect_trial";
+const KEEP_TRIAL: &str = "RELEASE SAVEPOINT kollect_trial; SAVEPOINT kollect_trial";
+const UNDO_TRIAL: &str = "ROLLBACK TO SAVEPOINT kollect_trial";
 
 /// The rows that the server refuses, in their order: writes parts of the delta in a transaction that is never
 /// committed, and halves a part that is refused. Empty if the server accepts all rows, or if the time limit is
 /// exceeded.
-pub(super) async fn name_refused(
+pub(super) async fn find_refused(
     client: &mut Client,
     statements: &Statements,
     batch: &Batch<'_>,
-) -> Result<Vec<Refusal>, Failure> {
+) -> Result<Vec<RefusedRow>, PostgresError> {
     let mut rows = last_of_each(batch.delta);
-    if statements.key == Key::Old {
+    if statements.key == TableKey::Old {
         // One statement cannot write two rows with the same key.
         rows = old_key::fit(batch.inventory, &rows, &HeldKinds::new()).0;
     }
@@ -63,9 +63,9 @@ pub(super) async fn name_refused(
     let mut parts: Vec<&[&Row]> = rows.chunks(FEW_ROWS).rev().collect();
     while let Some(part) = parts.pop() {
         match merge_arrays(&transaction, &statements.upsert, batch.inventory, part).await {
-            Ok(_) => transaction.batch_execute(KEEP).await?,
+            Ok(_) => transaction.batch_execute(KEEP_TRIAL).await?,
             Err(failure) if failure.is_about_values() => {
-                transaction.batch_execute(UNDO).await?;
+                transaction.batch_execute(UNDO_TRIAL).await?;
                 if let [row] = part {
                     let why = "a value that the table cannot store; leave it out of the attributes";
                     refused.push(refusal(batch.inventory, row, why));
@@ -76,7 +76,7 @@ pub(super) async fn name_refused(
             }
             Err(failure) => return Err(failure),
         }
-        if began.elapsed() > NAMING_LIMIT {
+        if began.elapsed() > SEARCH_LIMIT {
             refused.clear();
             break;
         }
@@ -86,8 +86,8 @@ pub(super) async fn name_refused(
 }
 
 /// The refusal of a row.
-fn refusal(inventory: &InventoryId, row: &Row, why: &str) -> Refusal {
-    Refusal {
+fn refusal(inventory: &InventoryId, row: &Row, why: &str) -> RefusedRow {
+    RefusedRow {
         key: row.key.clone(),
         why: format!("write inventory {inventory}: {} holds {why}", row.described()),
     }
@@ -103,8 +103,8 @@ fn has_nul(row: &Row) -> bool {
 
 /// Whether JSON contains the escape `\u0000`, and not an escaped backslash followed by `u0000`.
 fn has_escaped_nul(json: &str) -> bool {
-    json.match_indices("\\u0000").any(|(at, _)| {
-        let before = json.as_bytes().get(..at).unwrap_or_default();
+    json.match_indices("\\u0000").any(|(position, _)| {
+        let before = json.as_bytes().get(..position).unwrap_or_default();
         before.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 0
     })
 }
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn escaped_nuls_are_told_from_texts_about_them() {
+    fn an_escaped_nul_is_distinguished_from_an_escaped_backslash() {
         assert!(has_escaped_nul(r#"{"a":"x\u0000"}"#));
         assert!(has_escaped_nul(r#"{"a\u0000":1}"#));
         assert!(has_escaped_nul(r#"{"a":"\\\u0000"}"#));

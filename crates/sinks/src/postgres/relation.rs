@@ -10,19 +10,19 @@ use kollect_model::sink::{SinkError, SinkReason};
 use tokio_postgres::GenericClient;
 
 use super::{
-    failure::Failure,
-    tables::{NAME_BYTES, Tables, quoted},
+    failure::PostgresError,
+    tables::{MAX_NAME_BYTES, Tables, quoted},
 };
-use crate::columns::{COLUMNS, Column, KEY, OLD_KEY, Value};
+use crate::columns::{COLUMNS, Column, ColumnValue, KEY, OLD_KEY};
 
 const TEXT: &str = "text";
 
 /// The type of a column, as PostgreSQL spells it.
 pub(super) fn type_name(column: &Column) -> &'static str {
     match column.value {
-        Value::Inventory(_) | Value::Row(_) | Value::Digest => TEXT,
-        Value::Payload => "jsonb",
-        Value::Since | Value::Now => "timestamp with time zone",
+        ColumnValue::Inventory(_) | ColumnValue::Row(_) | ColumnValue::Digest => TEXT,
+        ColumnValue::Payload => "jsonb",
+        ColumnValue::Since | ColumnValue::Now => "timestamp with time zone",
     }
 }
 
@@ -32,18 +32,18 @@ pub(super) struct Relation {
     is_partitioned: bool,
     /// Types by the name of the column.
     pub(super) columns: BTreeMap<String, String>,
-    uniques: Vec<Unique>,
+    uniques: Vec<UniqueIndex>,
 }
 
 /// A unique index, with or without a constraint.
-struct Unique {
+struct UniqueIndex {
     index: String,
     constraint: Option<String>,
     primary: bool,
     columns: BTreeSet<String>,
 }
 
-impl Unique {
+impl UniqueIndex {
     fn is_on(&self, key: &[&str]) -> bool {
         self.columns.len() == key.len() && key.iter().all(|name| self.columns.contains(*name))
     }
@@ -56,7 +56,7 @@ impl Unique {
 
 /// The statements that a table needs.
 #[derive(Default)]
-pub(super) struct Todo {
+pub(super) struct MigrationStatements {
     /// Without these statements the table cannot be used.
     pub(super) needed: Vec<String>,
     /// Without these statements the tables can be used, with a key or claims of older versions.
@@ -69,7 +69,7 @@ impl Relation {
         client: &impl GenericClient,
         schema: &str,
         name: &str,
-    ) -> Result<Option<Self>, Failure> {
+    ) -> Result<Option<Self>, PostgresError> {
         let found = client
             .query_opt(
                 "SELECT c.oid, c.relkind IN ('r', 'p'), c.relkind = 'p' FROM pg_class c
@@ -107,7 +107,7 @@ impl Relation {
             columns: columns.iter().map(|row| (row.get(0), row.get(1))).collect(),
             uniques: uniques
                 .iter()
-                .map(|row| Unique {
+                .map(|row| UniqueIndex {
                     index: row.get(0),
                     constraint: row.get(1),
                     primary: row.get(2),
@@ -118,39 +118,39 @@ impl Relation {
     }
 
     /// The statements that a table needs, which may be one of the Go implementation.
-    pub(super) fn migrate(&self, tables: &Tables) -> Result<Todo, SinkError> {
-        let foreign = |why: String| {
+    pub(super) fn migrate(&self, tables: &Tables) -> Result<MigrationStatements, SinkError> {
+        let not_ours = |why: String| {
             let attempt = format!("{tables} is not a table of inventories: {why}; use another table");
             Err(SinkError::new(SinkReason::Incompatible, attempt))
         };
         if !self.is_table {
-            return foreign("it is no table at all".into());
+            return not_ours("it is no table at all".into());
         }
         let mut missing = Vec::new();
         for column in &COLUMNS {
             match self.columns.get(column.name).map(String::as_str) {
                 None if column.filled_from.is_empty() => {
-                    return foreign(format!("it has no column {}", column.name));
+                    return not_ours(format!("it has no column {}", column.name));
                 }
                 None => missing.push(column),
                 Some(found) if found == type_name(column) => {}
                 // Equivalent to text.
                 Some("character varying") if type_name(column) == TEXT => {}
                 Some(_) => {
-                    return foreign(format!("column {} is not of type {}", column.name, type_name(column)));
+                    return not_ours(format!("column {} is not of type {}", column.name, type_name(column)));
                 }
             }
         }
         let change_key = self.change_key(tables);
         if missing.is_empty() && self.is_usable_with_old_key() {
-            return Ok(Todo { wanted: change_key, ..Todo::default() });
+            return Ok(MigrationStatements { wanted: change_key, ..MigrationStatements::default() });
         }
         let mut needed = add_columns(tables, &missing);
         needed.extend(change_key);
         if !missing.is_empty() {
             needed.push(format!("CREATE INDEX ON {tables} (kind, namespace, name)"));
         }
-        Ok(Todo { needed, ..Todo::default() })
+        Ok(MigrationStatements { needed, ..MigrationStatements::default() })
     }
 
     /// Whether the table has the key of older versions of Kollect, and no other index forbids rows.
@@ -177,17 +177,18 @@ impl Relation {
         }
         if !others.iter().any(|unique| unique.is_on(&KEY)) {
             // A primary key on other columns belongs to the owner of the table and stays.
-            let word = if others.iter().any(|unique| unique.primary) { "UNIQUE" } else { "PRIMARY KEY" };
+            let constraint_type =
+                if others.iter().any(|unique| unique.primary) { "UNIQUE" } else { "PRIMARY KEY" };
             if self.is_partitioned {
                 // A partitioned table cannot use an existing index for a constraint.
-                changes.push(format!("ADD {word} ({})", KEY.join(", ")));
+                changes.push(format!("ADD {constraint_type} ({})", KEY.join(", ")));
             } else {
                 let (index, key) = (index_name(&tables.table), KEY.join(", "));
                 statements.push(format!("CREATE UNIQUE INDEX {index} ON {tables} ({key})"));
                 let old = narrower.iter().find(|unique| unique.primary);
                 let name = old.and_then(|unique| unique.constraint.as_deref());
                 let named = name.map(|name| format!("CONSTRAINT {} ", quoted(name))).unwrap_or_default();
-                changes.push(format!("ADD {named}{word} USING INDEX {index}"));
+                changes.push(format!("ADD {named}{constraint_type} USING INDEX {index}"));
             }
         }
         if !changes.is_empty() {
@@ -201,7 +202,7 @@ impl Relation {
 fn index_name(table: &str) -> String {
     const SUFFIX: &str = "_kollect_key";
     let mut name = table.to_owned();
-    while name.len() + SUFFIX.len() > NAME_BYTES {
+    while name.len() + SUFFIX.len() > MAX_NAME_BYTES {
         name.pop();
     }
     quoted(&format!("{name}{SUFFIX}"))
@@ -211,10 +212,18 @@ fn add_columns(tables: &Tables, missing: &[&Column]) -> Vec<String> {
     if missing.is_empty() {
         return Vec::new();
     }
-    let each = |form: fn(&Column) -> String| missing.iter().map(|c| form(c)).collect::<Vec<_>>().join(", ");
+    let each = |form: fn(&Column) -> String| {
+        missing.iter().map(|column| form(column)).collect::<Vec<_>>().join(", ")
+    };
     vec![
-        format!("ALTER TABLE {tables} {}", each(|c| format!("ADD COLUMN {} {}", c.name, type_name(c)))),
-        format!("UPDATE {tables} SET {}", each(|c| format!("{} = {}", c.name, c.filled_from))),
-        format!("ALTER TABLE {tables} {}", each(|c| format!("ALTER COLUMN {} SET NOT NULL", c.name))),
+        format!(
+            "ALTER TABLE {tables} {}",
+            each(|column| format!("ADD COLUMN {} {}", column.name, type_name(column)))
+        ),
+        format!("UPDATE {tables} SET {}", each(|column| format!("{} = {}", column.name, column.filled_from))),
+        format!(
+            "ALTER TABLE {tables} {}",
+            each(|column| format!("ALTER COLUMN {} SET NOT NULL", column.name))
+        ),
     ]
 }

@@ -9,9 +9,9 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     CONNECT_LIMIT,
-    config::{Identity, NO_SOCKETS, port},
+    config::{ClientIdentity, NO_SOCKETS, port},
     dsn::{Dsn, SslMode},
-    failure::Failure,
+    failure::PostgresError,
     tables::{OldParts, Tables},
     tls, write,
 };
@@ -19,24 +19,24 @@ use crate::{
     Network, ResolveError,
     columns::{ClaimTable, baseline_columns},
     connection_task,
-    old_key::Key,
-    tls::Trust,
+    old_key::TableKey,
+    tls::ServerTrust,
 };
 
 /// Limit for the request that cancels an abandoned statement.
 const CANCEL_LIMIT: Duration = Duration::from_secs(5);
 /// How many tables' statements a session keeps.
-const MANY_TABLES: usize = 256;
+const MAX_TABLES: usize = 256;
 /// Settings of the session. Writers hold locks only for a short time, so the lock timeout is short.
 const SETTINGS: &str = "SET statement_timeout = '5min'; SET lock_timeout = '10s'; \
                         SET idle_in_transaction_session_timeout = '5min'";
 
 /// Server, credentials, TLS settings and network policy. Sinks with equal values may share sessions.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Server {
+pub(super) struct PostgresServer {
     pub(super) dsn: Box<Dsn>,
-    pub(super) trust: Trust,
-    pub(super) identity: Option<Identity>,
+    pub(super) trust: ServerTrust,
+    pub(super) identity: Option<ClientIdentity>,
     pub(super) network: Network,
 }
 
@@ -44,10 +44,10 @@ pub(super) struct Server {
 pub(super) struct Session {
     pub(super) client: Client,
     statements: HashMap<Tables, Arc<Statements>>,
-    connector: tls::Connector,
+    connector: tls::PostgresTls,
     driver: AbortOnDropHandle<()>,
     /// The permit of the pool, while the session is in use.
-    seat: Option<OwnedSemaphorePermit>,
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 /// Statements that are prepared once per session and table.
@@ -58,7 +58,7 @@ pub(super) struct Statements {
     pub(super) claim: Statement,
     pub(super) note_export: Statement,
     /// The key of the table.
-    pub(super) key: Key,
+    pub(super) key: TableKey,
     /// The columns of claims.
     pub(super) claims: ClaimTable,
     /// Warnings about tables of older versions.
@@ -71,15 +71,15 @@ pub(super) struct Statements {
 /// session does not wait for a server that has stopped answering.
 impl Drop for Session {
     fn drop(&mut self) {
-        let seat = self.seat.take().filter(|_| !self.is_closed());
+        let permit = self.permit.take().filter(|_| !self.is_closed());
         self.driver.abort();
-        let Some(seat) = seat else { return };
+        let Some(permit) = permit else { return };
         let (token, connector) = (self.client.cancel_token(), self.connector.clone());
         // The permit is kept until the server has answered: sessions still count there.
         if Handle::try_current().is_ok() {
             let cancel = async move {
                 timeout(CANCEL_LIMIT, token.cancel_query(connector)).await.ok();
-                drop(seat);
+                drop(permit);
             };
             drop(connection_task::spawn("cancel a statement", cancel).detach());
         }
@@ -88,7 +88,11 @@ impl Drop for Session {
 
 impl Session {
     /// Connects, within [`CONNECT_LIMIT`].
-    pub(super) async fn open(server: &Server, network: &Network, attempt: &str) -> Result<Self, SinkError> {
+    pub(super) async fn open(
+        server: &PostgresServer,
+        network: &Network,
+        attempt: &str,
+    ) -> Result<Self, SinkError> {
         timeout(CONNECT_LIMIT, connect(server, network, attempt)).await.unwrap_or_else(|_| {
             Err(SinkError::new(SinkReason::Unreachable, format!("{attempt}: no answer within 10 s")))
         })
@@ -100,11 +104,11 @@ impl Session {
     }
 
     /// The statements for a table.
-    pub(super) async fn statements(&mut self, tables: &Tables) -> Result<Arc<Statements>, Failure> {
+    pub(super) async fn statements(&mut self, tables: &Tables) -> Result<Arc<Statements>, PostgresError> {
         if let Some(known) = self.statements.get(tables) {
             return Ok(known.clone());
         }
-        if self.statements.len() >= MANY_TABLES {
+        if self.statements.len() >= MAX_TABLES {
             self.statements.clear();
         }
         let prepared = Arc::new(Statements::prepare(&self.client, tables).await?);
@@ -113,21 +117,21 @@ impl Session {
     }
 
     /// Marks the session as in use.
-    pub(super) fn taken(mut self, seat: OwnedSemaphorePermit) -> Self {
-        self.seat = Some(seat);
+    pub(super) fn in_use(mut self, permit: OwnedSemaphorePermit) -> Self {
+        self.permit = Some(permit);
         self
     }
 
     /// Marks the session as idle. Returns the permit of the pool.
-    pub(super) fn free(&mut self) -> Option<OwnedSemaphorePermit> {
-        self.seat.take()
+    pub(super) fn take_permit(&mut self) -> Option<OwnedSemaphorePermit> {
+        self.permit.take()
     }
 }
 
 impl Statements {
-    async fn prepare(client: &Client, tables: &Tables) -> Result<Self, Failure> {
+    async fn prepare(client: &Client, tables: &Tables) -> Result<Self, PostgresError> {
         let bindings = tables.bindings();
-        let place = "cluster = $1 AND inventory_namespace = $2 AND inventory_name = $3";
+        let condition = "cluster = $1 AND inventory_namespace = $2 AND inventory_name = $3";
         let may_stage = client
             .query_one("SELECT has_database_privilege(current_database(), 'TEMPORARY')", &[])
             .await?
@@ -135,7 +139,7 @@ impl Statements {
         let OldParts { key, claims, warnings } = OldParts::read(client, tables).await?;
         Ok(Self {
             baseline: client
-                .prepare(&format!("SELECT {} FROM {tables} WHERE {place}", baseline_columns()))
+                .prepare(&format!("SELECT {} FROM {tables} WHERE {condition}", baseline_columns()))
                 .await?,
             upsert: client.prepare(&write::upsert_arrays(tables, key)).await?,
             delete: client.prepare(&write::delete(tables)).await?,
@@ -143,7 +147,7 @@ impl Statements {
             claim: client
                 .prepare(&format!(
                     "SELECT last_export IS NULL, {} FROM {bindings}
-                     WHERE {place} AND inventory_table = $4 FOR UPDATE",
+                     WHERE {condition} AND inventory_table = $4 FOR UPDATE",
                     claims.columns().join(", ")
                 ))
                 .await?,
@@ -151,7 +155,7 @@ impl Statements {
                 .prepare(&format!(
                     "UPDATE {bindings} SET last_export = now(), row_count = row_count + $5, revision = $6,
                          coverage = $7{}
-                     WHERE {place} AND inventory_table = $4",
+                     WHERE {condition} AND inventory_table = $4",
                     claims.count_write()
                 ))
                 .await?,
@@ -163,13 +167,13 @@ impl Statements {
     }
 }
 
-async fn connect(server: &Server, network: &Network, attempt: &str) -> Result<Session, SinkError> {
+async fn connect(server: &PostgresServer, network: &Network, attempt: &str) -> Result<Session, SinkError> {
     let dsn = &server.dsn;
     let misconfigured = |problem| SinkError::new(SinkReason::Incompatible, format!("{attempt}: {problem}"));
-    let (mode, connector) = security(server).map_err(misconfigured)?;
+    let (mode, connector) = tls_settings(server).map_err(misconfigured)?;
     let mut driver = match network {
         Network::Open => dsn.driver.clone(),
-        Network::Guarded(_) => checked(&dsn.driver, network, attempt).await?,
+        Network::Guarded(_) => with_checked_addresses(&dsn.driver, network, attempt).await?,
     };
     driver.ssl_mode(mode).connect_timeout(CONNECT_LIMIT);
     if driver.get_application_name().is_none() {
@@ -181,46 +185,51 @@ async fn connect(server: &Server, network: &Network, attempt: &str) -> Result<Se
         .keepalives_interval(Duration::from_secs(10))
         .keepalives_retries(3)
         .tcp_user_timeout(Duration::from_mins(1));
-    let failed = |error: tokio_postgres::Error| Failure::from(error).into_error(attempt.to_owned(), false);
+    let failed =
+        |error: tokio_postgres::Error| PostgresError::from(error).into_error(attempt.to_owned(), false);
     let (client, connection) = driver.connect(connector.clone()).await.map_err(failed)?;
     // The next use of the session reports why it ended.
     let driver = connection_task::spawn("drive a session", async move {
         connection.await.ok();
     });
-    let session = Session { client, statements: HashMap::new(), connector, driver, seat: None };
+    let session = Session { client, statements: HashMap::new(), connector, driver, permit: None };
     session.client.batch_execute(SETTINGS).await.map_err(failed)?;
     Ok(session)
 }
 
 /// The driver's settings with a checked address for each name: the driver connects to the address and uses the
 /// name for TLS only.
-async fn checked(given: &Driver, network: &Network, attempt: &str) -> Result<Driver, SinkError> {
+async fn with_checked_addresses(
+    configured: &Driver,
+    network: &Network,
+    attempt: &str,
+) -> Result<Driver, SinkError> {
     let forbidden = |why: &str| SinkError::new(SinkReason::Forbidden, format!("{attempt}: {why}"));
     let mut driver = Driver::new();
     driver
-        .ssl_negotiation(given.get_ssl_negotiation())
-        .target_session_attrs(given.get_target_session_attrs())
-        .channel_binding(given.get_channel_binding())
-        .load_balance_hosts(given.get_load_balance_hosts());
-    if let Some(user) = given.get_user() {
+        .ssl_negotiation(configured.get_ssl_negotiation())
+        .target_session_attrs(configured.get_target_session_attrs())
+        .channel_binding(configured.get_channel_binding())
+        .load_balance_hosts(configured.get_load_balance_hosts());
+    if let Some(user) = configured.get_user() {
         driver.user(user);
     }
-    if let Some(password) = given.get_password() {
+    if let Some(password) = configured.get_password() {
         driver.password(password);
     }
-    if let Some(database) = given.get_dbname() {
+    if let Some(database) = configured.get_dbname() {
         driver.dbname(database);
     }
-    if let Some(options) = given.get_options() {
+    if let Some(options) = configured.get_options() {
         driver.options(options);
     }
-    if let Some(name) = given.get_application_name() {
+    if let Some(name) = configured.get_application_name() {
         driver.application_name(name);
     }
-    let (names, addresses) = (given.get_hosts(), given.get_hostaddrs());
+    let (names, addresses) = (configured.get_hosts(), configured.get_hostaddrs());
     let count = names.len().max(addresses.len());
     let is_ambiguous = !names.is_empty() && !addresses.is_empty() && names.len() != addresses.len();
-    if is_ambiguous || given.get_ports().len() > 1 && given.get_ports().len() != count {
+    if is_ambiguous || configured.get_ports().len() > 1 && configured.get_ports().len() != count {
         let why = format!("{attempt}: host, hostaddr and port must be lists of equal length");
         return Err(SinkError::new(SinkReason::Incompatible, why));
     }
@@ -230,14 +239,14 @@ async fn checked(given: &Driver, network: &Network, attempt: &str) -> Result<Dri
             Some(Host::Unix(_)) => return Err(forbidden(NO_SOCKETS)),
             None => None,
         };
-        let port = port(given, index);
+        let port = port(configured, index);
         if let Some(name) = name {
             let checked = network.check_server(name, port);
             checked.map_err(|refusal| forbidden(&refusal.without_address()))?;
         }
-        let target =
+        let host =
             addresses.get(index).map(ToString::to_string).or_else(|| name.cloned()).unwrap_or_default();
-        match network.resolve(&target, port).await {
+        match network.resolve(&host, port).await {
             Ok(found) => {
                 for address in found {
                     driver.hostaddr(address.ip()).port(address.port());
@@ -259,8 +268,10 @@ async fn checked(given: &Driver, network: &Network, attempt: &str) -> Result<Dri
 }
 
 /// The TLS settings of the connection string and the spec, combined.
-fn security(server: &Server) -> Result<(tokio_postgres::config::SslMode, tls::Connector), String> {
-    let Server { dsn, trust, identity, .. } = server;
+fn tls_settings(
+    server: &PostgresServer,
+) -> Result<(tokio_postgres::config::SslMode, tls::PostgresTls), String> {
+    let PostgresServer { dsn, trust, identity, .. } = server;
     let read = |option: &str, file| fs::read(file).map_err(|error| format!("read {option}: {error}"));
     let file = dsn.root_cert.as_ref().filter(|file| file.as_os_str() != "system");
     let pem = match (&trust.certificates, file) {
@@ -270,7 +281,7 @@ fn security(server: &Server) -> Result<(tokio_postgres::config::SslMode, tls::Co
     };
     let trusted = pem.as_deref().map(tls::certificates).transpose()?;
     let identity = match (identity, &dsn.client_cert, &dsn.client_key) {
-        (Some(own), _, _) => Some(tls::identity(&own.certificate, &own.key)?),
+        (Some(identity), _, _) => Some(tls::identity(&identity.certificate, &identity.key)?),
         (None, Some(certificate), Some(key)) => {
             let (certificate, key) = (read("sslcert", certificate)?, read("sslkey", key)?);
             Some(
@@ -281,14 +292,14 @@ fn security(server: &Server) -> Result<(tokio_postgres::config::SslMode, tls::Co
         (None, _, _) => None,
     };
     // If trusted certificates are given without an sslmode, require TLS and check them: no fallback to plain text.
-    let unsaid =
+    let default_mode =
         if trusted.is_some() || dsn.root_cert.is_some() { SslMode::VerifyFull } else { SslMode::Prefer };
-    let sslmode = dsn.sslmode.unwrap_or(unsaid);
+    let sslmode = dsn.sslmode.unwrap_or(default_mode);
     // As in libpq, Unix sockets do not use TLS in any mode.
-    let local = dsn.driver.get_hosts().iter().all(|host| matches!(host, Host::Unix(_)))
+    let is_local = dsn.driver.get_hosts().iter().all(|host| matches!(host, Host::Unix(_)))
         && dsn.driver.get_hostaddrs().is_empty();
     let mode = match sslmode {
-        _ if local => tokio_postgres::config::SslMode::Disable,
+        _ if is_local => tokio_postgres::config::SslMode::Disable,
         SslMode::Disable => tokio_postgres::config::SslMode::Disable,
         SslMode::Prefer => tokio_postgres::config::SslMode::Prefer,
         SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull => {

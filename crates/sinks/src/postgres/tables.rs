@@ -1,7 +1,7 @@
 //! The two tables: their definition, their state in a database, and the statements that migrate them.
 //!
-//! `ensure` runs the statements, `existing` prints them: both come from [`Found::todo`]. A table of the Go
-//! implementation lacks some columns and has a key without the cluster; a table of an older version has a key
+//! `ensure` runs the statements, `existing` prints them: both come from [`ExistingTables::migration`]. A table of the
+//! Go implementation lacks some columns and has a key without the cluster; a table of an older version has a key
 //! without group and kind.
 
 use std::fmt;
@@ -10,12 +10,12 @@ use kollect_model::sink::{SinkError, SinkReason};
 use tokio_postgres::{Client, GenericClient};
 
 use super::{
-    failure::Failure,
-    relation::{Relation, Todo, type_name},
+    failure::PostgresError,
+    relation::{MigrationStatements, Relation, type_name},
 };
 use crate::{
     columns::{CLAIM_COLUMNS, COLUMNS, ClaimTable, Column, KEY, OLD_CLAIM_COLUMNS},
-    old_key::{self, Key},
+    old_key::{self, TableKey},
 };
 
 /// Table of claims, in the schema of the rows.
@@ -66,19 +66,19 @@ impl fmt::Display for Tables {
 }
 
 /// The server truncates longer names, so two tables could become one.
-pub(super) const NAME_BYTES: usize = 63;
+pub(super) const MAX_NAME_BYTES: usize = 63;
 
 /// Checks the name of a table or schema. Names are quoted in SQL, so this check is only there to find mistakes.
 pub(super) fn check_name(name: &str) -> Result<(), String> {
-    let first = name.chars().next().is_some_and(|c| c.is_alphabetic() || c == '_');
-    let rest = name.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '$'));
-    if !first || !rest {
+    let starts_with_letter = name.chars().next().is_some_and(|c| c.is_alphabetic() || c == '_');
+    let all_allowed = name.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '$'));
+    if !starts_with_letter || !all_allowed {
         return Err("is not a name: write letters, digits, _, - and $, beginning with a letter; \
                     a schema has a field of its own"
             .into());
     }
-    if name.len() > NAME_BYTES {
-        return Err(format!("is longer than {NAME_BYTES} bytes"));
+    if name.len() > MAX_NAME_BYTES {
+        return Err(format!("is longer than {MAX_NAME_BYTES} bytes"));
     }
     if name == BINDINGS {
         return Err("is the table of claims: choose another name".into());
@@ -95,30 +95,31 @@ const MIGRATION_LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '3s'";
 
 /// Creates or migrates the tables, or returns the needed statements as an error. A key and claims of older versions
 /// stay if the user may not change them, or if other objects of the database depend on them.
-pub(super) async fn prepare(client: &mut Client, tables: &Tables, create: bool) -> Result<(), Failure> {
-    let found = Found::read(client, tables).await?;
-    let todo = found.todo(tables)?;
-    if todo.needed.is_empty() && (!create || todo.wanted.is_empty()) {
+pub(super) async fn prepare(client: &mut Client, tables: &Tables, create: bool) -> Result<(), PostgresError> {
+    let found = ExistingTables::read(client, tables).await?;
+    let migration = found.migration(tables)?;
+    if migration.needed.is_empty() && (!create || migration.wanted.is_empty()) {
         return Ok(());
     }
     if !create {
-        return Err(found.refuse(tables, &todo).into());
+        return Err(found.refuse(tables, &migration).into());
     }
     match migrate(client, tables).await {
-        Err(failure) if todo.needed.is_empty() && failure.forbids_change() => Ok(()),
+        Err(failure) if migration.needed.is_empty() && failure.forbids_change() => Ok(()),
         outcome => outcome,
     }
 }
 
 /// Runs the needed statements in one transaction.
-async fn migrate(client: &mut Client, tables: &Tables) -> Result<(), Failure> {
+async fn migrate(client: &mut Client, tables: &Tables) -> Result<(), PostgresError> {
     let transaction = client.transaction().await?;
     // Replicas and other inventories start at the same time; the second finds nothing left to do. All tables of a
     // schema share one table of claims, so they use one lock.
     let lock = format!("kollect {}", tables.bindings());
     transaction.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", &[&lock]).await?;
     transaction.batch_execute(MIGRATION_LOCK_TIMEOUT).await?;
-    let Todo { needed, wanted } = Found::read(&transaction, tables).await?.todo(tables)?;
+    let MigrationStatements { needed, wanted } =
+        ExistingTables::read(&transaction, tables).await?.migration(tables)?;
     for statement in needed.iter().chain(&wanted) {
         transaction.batch_execute(statement).await?;
     }
@@ -127,7 +128,7 @@ async fn migrate(client: &mut Client, tables: &Tables) -> Result<(), Failure> {
 
 /// Which parts of the tables are of older versions.
 pub(super) struct OldParts {
-    pub(super) key: Key,
+    pub(super) key: TableKey,
     pub(super) claims: ClaimTable,
     /// Warnings about these parts.
     pub(super) warnings: Vec<String>,
@@ -135,18 +136,18 @@ pub(super) struct OldParts {
 
 impl OldParts {
     /// Reads the state of tables that can be used.
-    pub(super) async fn read(client: &impl GenericClient, tables: &Tables) -> Result<Self, Failure> {
-        let found = Found::read(client, tables).await?;
+    pub(super) async fn read(client: &impl GenericClient, tables: &Tables) -> Result<Self, PostgresError> {
+        let found = ExistingTables::read(client, tables).await?;
         let (mut old, bindings) = (
-            Self { key: Key::Current, claims: ClaimTable::Current, warnings: Vec::new() },
+            Self { key: TableKey::Current, claims: ClaimTable::Current, warnings: Vec::new() },
             tables.bindings(),
         );
         if let Some(rows) = found.rows.as_ref().filter(|rows| rows.is_usable_with_old_key()) {
-            old.key = Key::Old;
+            old.key = TableKey::Old;
             let statements = rows.migrate(tables)?.wanted.join("; ");
             old.warnings.push(old_key::warning(&tables.rows(), &format!("run: {statements}")));
         }
-        if let Some(statement) = found.bindings.as_ref().and_then(|table| longer_claims(table, tables)) {
+        if let Some(statement) = found.bindings.as_ref().and_then(|table| add_claim_columns(table, tables)) {
             old.claims = ClaimTable::Old;
             old.warnings.push(ClaimTable::warning(&bindings, &format!("run: {statement}")));
         }
@@ -155,32 +156,32 @@ impl OldParts {
 }
 
 /// The statement that adds the columns that claims of older versions lack.
-fn longer_claims(bindings: &Relation, tables: &Tables) -> Option<String> {
+fn add_claim_columns(bindings: &Relation, tables: &Tables) -> Option<String> {
     let newer = CLAIM_COLUMNS.iter().skip(OLD_CLAIM_COLUMNS);
     let missing = newer.filter(|name| !bindings.columns.contains_key(**name));
     let add = |name: &&str| {
-        let kind = if *name == "writes" { "bigint" } else { "text" };
-        format!("ADD COLUMN {name} {kind}")
+        let column_type = if *name == "writes" { "bigint" } else { "text" };
+        format!("ADD COLUMN {name} {column_type}")
     };
     let added: Vec<String> = missing.map(add).collect();
     (!added.is_empty()).then(|| format!("ALTER TABLE {} {}", tables.bindings(), added.join(", ")))
 }
 
 /// The statements that `ensure` would run in an empty database.
-pub(super) fn in_empty_database(tables: &Tables) -> String {
-    let nothing = Found { schema: tables.schema == "public", rows: None, bindings: None };
-    format!("{};", nothing.todo(tables).unwrap_or_default().needed.join(";\n"))
+pub(super) fn statements_for_empty_database(tables: &Tables) -> String {
+    let empty_database = ExistingTables { schema: tables.schema == "public", rows: None, bindings: None };
+    format!("{};", empty_database.migration(tables).unwrap_or_default().needed.join(";\n"))
 }
 
 /// The state of the database.
-struct Found {
+struct ExistingTables {
     schema: bool,
     rows: Option<Relation>,
     bindings: Option<Relation>,
 }
 
-impl Found {
-    async fn read(client: &impl GenericClient, tables: &Tables) -> Result<Self, Failure> {
+impl ExistingTables {
+    async fn read(client: &impl GenericClient, tables: &Tables) -> Result<Self, PostgresError> {
         let schema = client
             .query_one("SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1::text)", &[&tables.schema])
             .await?
@@ -193,16 +194,18 @@ impl Found {
     }
 
     /// The statements that the tables need; none if they are current.
-    fn todo(&self, tables: &Tables) -> Result<Todo, SinkError> {
-        let mut todo = match &self.rows {
-            None => Todo { needed: create(tables).into(), ..Todo::default() },
+    fn migration(&self, tables: &Tables) -> Result<MigrationStatements, SinkError> {
+        let mut migration = match &self.rows {
+            None => MigrationStatements { needed: create(tables).into(), ..MigrationStatements::default() },
             Some(rows) => rows.migrate(tables)?,
         };
         if !self.schema {
-            todo.needed.insert(0, format!("CREATE SCHEMA {}", quoted(&tables.schema)));
+            migration.needed.insert(0, format!("CREATE SCHEMA {}", quoted(&tables.schema)));
         }
         match &self.bindings {
-            None => todo.needed.push(format!("CREATE TABLE {} ({BINDING_COLUMNS}\n)", tables.bindings())),
+            None => {
+                migration.needed.push(format!("CREATE TABLE {} ({BINDING_COLUMNS}\n)", tables.bindings()));
+            }
             Some(bindings) if !bindings.is_table || !bindings.columns.contains_key("inventory_table") => {
                 let attempt =
                     format!("{} is the table of another program: use another schema", tables.bindings());
@@ -210,28 +213,28 @@ impl Found {
             }
             Some(bindings) => {
                 let has_writer = bindings.columns.contains_key("coverage");
-                todo.needed.extend((!has_writer).then(|| {
+                migration.needed.extend((!has_writer).then(|| {
                     format!(
                         "ALTER TABLE {} ADD COLUMN writer text NOT NULL DEFAULT 'cli', \
                          ADD COLUMN revision bigint, ADD COLUMN coverage text",
                         tables.bindings()
                     )
                 }));
-                let claims = if has_writer { &mut todo.wanted } else { &mut todo.needed };
-                claims.extend(longer_claims(bindings, tables));
+                let claims = if has_writer { &mut migration.wanted } else { &mut migration.needed };
+                claims.extend(add_claim_columns(bindings, tables));
             }
         }
-        Ok(todo)
+        Ok(migration)
     }
 
-    fn refuse(&self, tables: &Tables, todo: &Todo) -> SinkError {
+    fn refuse(&self, tables: &Tables, migration: &MigrationStatements) -> SinkError {
         let (reason, what) = if self.rows.is_some() && self.bindings.is_some() {
             (SinkReason::Incompatible, "is not as it must be")
         } else {
             (SinkReason::Missing, "is not there, or its table of claims is not")
         };
-        let todo = [todo.needed.as_slice(), &todo.wanted].concat().join("; ");
-        let attempt = format!("{tables} {what}, and provisioning.mode is existing; run: {todo}");
+        let statements = [migration.needed.as_slice(), &migration.wanted].concat().join("; ");
+        let attempt = format!("{tables} {what}, and provisioning.mode is existing; run: {statements}");
         SinkError::new(reason, attempt)
     }
 }
@@ -266,7 +269,7 @@ mod tests {
 
     /// Statuses show this text.
     #[test]
-    fn the_definition_of_the_table_does_not_change() {
+    fn the_definition_of_the_postgresql_table_does_not_change() {
         let tables = Tables { schema: "public".into(), table: "inventory".into() };
         let expected = r#"CREATE TABLE "public"."inventory" (
     cluster text NOT NULL DEFAULT '',

@@ -18,8 +18,8 @@ use rustls::{
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect};
 
-use super::{binding, dsn::SslMode};
-use crate::tls::{Check, client_config};
+use super::{channel_binding, dsn::SslMode};
+use crate::tls::{CertificateCheck, client_config};
 pub(super) use crate::tls::{certificates, identity};
 
 /// Why a trusted connection could not be opened.
@@ -54,40 +54,40 @@ pub(super) fn client(
     trusted: Option<Vec<CertificateDer<'static>>>,
     trust_any_server: bool,
     identity: Option<CertifiedKey>,
-) -> Result<Connector, String> {
+) -> Result<PostgresTls, String> {
     let check = match mode {
-        _ if trust_any_server => Check::Nothing,
-        SslMode::VerifyFull => Check::ChainAndName,
-        SslMode::VerifyCa => Check::Chain,
+        _ if trust_any_server => CertificateCheck::Nothing,
+        SslMode::VerifyFull => CertificateCheck::ChainAndName,
+        SslMode::VerifyCa => CertificateCheck::Chain,
         // As in libpq: given certificates are checked even in modes that do not require it.
-        _ if trusted.is_some() => Check::Chain,
-        _ => Check::Nothing,
+        _ if trusted.is_some() => CertificateCheck::Chain,
+        _ => CertificateCheck::Nothing,
     };
-    Ok(Connector(Arc::new(client_config(check, trusted, None, identity)?)))
+    Ok(PostgresTls(Arc::new(client_config(check, trusted, None, identity)?)))
 }
 
 /// The TLS implementation for the driver.
 #[derive(Clone)]
-pub(super) struct Connector(Arc<ClientConfig>);
+pub(super) struct PostgresTls(Arc<ClientConfig>);
 
 /// A handshake with one host.
-pub(super) struct Handshake {
+pub(super) struct PostgresHandshake {
     config: Arc<ClientConfig>,
     /// `None` if the host cannot be the name in a certificate, for example a Unix socket.
     name: Option<ServerName<'static>>,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> MakeTlsConnect<S> for Connector {
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> MakeTlsConnect<S> for PostgresTls {
     type Stream = Stream<S>;
-    type TlsConnect = Handshake;
+    type TlsConnect = PostgresHandshake;
     type Error = TlsError;
 
-    fn make_tls_connect(&mut self, host: &str) -> Result<Handshake, TlsError> {
-        Ok(Handshake { config: self.0.clone(), name: ServerName::try_from(host.to_owned()).ok() })
+    fn make_tls_connect(&mut self, host: &str) -> Result<PostgresHandshake, TlsError> {
+        Ok(PostgresHandshake { config: self.0.clone(), name: ServerName::try_from(host.to_owned()).ok() })
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> TlsConnect<S> for Handshake {
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> TlsConnect<S> for PostgresHandshake {
     type Stream = Stream<S>;
     type Error = TlsError;
     type Future = Pin<Box<dyn Future<Output = Result<Stream<S>, TlsError>> + Send>>;
@@ -107,8 +107,8 @@ pub(super) struct Stream<S>(tokio_rustls::client::TlsStream<S>);
 impl<S: AsyncRead + AsyncWrite + Unpin> tokio_postgres::tls::TlsStream for Stream<S> {
     fn channel_binding(&self) -> ChannelBinding {
         let (_, session) = self.0.get_ref();
-        let shown = session.peer_certificates().and_then(<[_]>::first);
-        match shown.and_then(|certificate| binding::end_point(certificate)) {
+        let presented = session.peer_certificates().and_then(<[_]>::first);
+        match presented.and_then(|certificate| channel_binding::end_point(certificate)) {
             Some(hash) => ChannelBinding::tls_server_end_point(hash),
             None => ChannelBinding::none(),
         }

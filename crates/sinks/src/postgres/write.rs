@@ -7,7 +7,7 @@ use std::{collections::HashSet, pin::pin, time::SystemTime};
 
 use futures::future::try_join_all;
 use kollect_model::{
-    batch::{Delta, InventoryId, Refusal, Removed},
+    batch::{Delta, InventoryId, RefusedRow, RemovedRow},
     row::{Row, RowKey},
 };
 use tokio_postgres::{
@@ -16,41 +16,41 @@ use tokio_postgres::{
     types::{Json, ToSql, Type},
 };
 
-use super::{failure::Failure, session::Statements, tables::Tables};
+use super::{failure::PostgresError, session::Statements, tables::Tables};
 use crate::{
-    columns::{COLUMNS, Column, KEY, OLD_KEY, Value, names, replacements},
-    old_key::{self, HeldKinds, Key},
+    columns::{COLUMNS, Column, ColumnValue, KEY, OLD_KEY, names, replacements},
+    old_key::{self, HeldKinds, TableKey},
 };
 
 /// Up to this number of rows one statement with arrays is faster than COPY.
 pub(super) const FEW_ROWS: usize = 500;
-const FEW_BYTES: usize = 8 << 20;
+const FEW_ROWS_BYTES: usize = 8 << 20;
 
 /// The type of a column in a COPY.
 fn copied_type(column: &Column) -> Type {
     match column.value {
-        Value::Inventory(_) | Value::Row(_) | Value::Digest => Type::TEXT,
-        Value::Payload => Type::JSONB,
-        Value::Since | Value::Now => Type::TIMESTAMPTZ,
+        ColumnValue::Inventory(_) | ColumnValue::Row(_) | ColumnValue::Digest => Type::TEXT,
+        ColumnValue::Payload => Type::JSONB,
+        ColumnValue::Since | ColumnValue::Now => Type::TIMESTAMPTZ,
     }
 }
 
 /// A value of one row in a COPY.
-enum Cell<'a> {
+enum CopyCell<'a> {
     Text(&'a str),
     Digest(String),
     Payload(Json<&'a Row>),
     Time(SystemTime),
 }
 
-impl<'a> Cell<'a> {
+impl<'a> CopyCell<'a> {
     fn of(column: &Column, inventory: &'a InventoryId, row: &'a Row, now: SystemTime) -> Self {
         match column.value {
-            Value::Inventory(text) => Self::Text(text(inventory)),
-            Value::Row(text) => Self::Text(text(row)),
-            Value::Digest => Self::Digest(row.digest.to_string()),
-            Value::Payload => Self::Payload(Json(row)),
-            Value::Since | Value::Now => Self::Time(now),
+            ColumnValue::Inventory(text) => Self::Text(text(inventory)),
+            ColumnValue::Row(text) => Self::Text(text(row)),
+            ColumnValue::Digest => Self::Digest(row.digest.to_string()),
+            ColumnValue::Payload => Self::Payload(Json(row)),
+            ColumnValue::Since | ColumnValue::Now => Self::Time(now),
         }
     }
 
@@ -65,7 +65,7 @@ impl<'a> Cell<'a> {
 }
 
 /// The values of many rows in a column, as a parameter of a statement.
-enum Parameter<'a> {
+enum ColumnParameter<'a> {
     /// One value for all rows.
     Text(&'a str),
     Texts(Vec<&'a str>),
@@ -73,15 +73,17 @@ enum Parameter<'a> {
     Payloads(Vec<Json<&'a Row>>),
 }
 
-impl<'a> Parameter<'a> {
+impl<'a> ColumnParameter<'a> {
     /// `None` for columns that the server fills.
     fn of(column: &Column, inventory: &'a InventoryId, rows: &[&'a Row]) -> Option<Self> {
         match column.value {
-            Value::Inventory(text) => Some(Self::Text(text(inventory))),
-            Value::Row(text) => Some(Self::Texts(rows.iter().map(|row| text(row)).collect())),
-            Value::Digest => Some(Self::Digests(rows.iter().map(|row| row.digest.to_string()).collect())),
-            Value::Payload => Some(Self::Payloads(rows.iter().map(|row| Json(*row)).collect())),
-            Value::Since | Value::Now => None,
+            ColumnValue::Inventory(text) => Some(Self::Text(text(inventory))),
+            ColumnValue::Row(text) => Some(Self::Texts(rows.iter().map(|row| text(row)).collect())),
+            ColumnValue::Digest => {
+                Some(Self::Digests(rows.iter().map(|row| row.digest.to_string()).collect()))
+            }
+            ColumnValue::Payload => Some(Self::Payloads(rows.iter().map(|row| Json(*row)).collect())),
+            ColumnValue::Since | ColumnValue::Now => None,
         }
     }
 
@@ -96,12 +98,12 @@ impl<'a> Parameter<'a> {
 }
 
 /// Rows whose digest is in the table already are not changed, also not their times. Returns how many rows are new.
-fn upsert(tables: &Tables, key: Key, source: &str) -> String {
+fn upsert(tables: &Tables, key: TableKey, source: &str) -> String {
     let (columns, replacements) = (names(), replacements());
     let (key, same_row) = match key {
-        Key::Current => (KEY.join(", "), ""),
+        TableKey::Current => (KEY.join(", "), ""),
         // A row never replaces a row of another group or kind.
-        Key::Old => {
+        TableKey::Old => {
             (OLD_KEY.join(", "), " AND held.api_group = excluded.api_group AND held.kind = excluded.kind")
         }
     };
@@ -115,23 +117,23 @@ fn upsert(tables: &Tables, key: Key, source: &str) -> String {
     )
 }
 
-/// The parameters are those of [`Parameter::of`], for all columns in their order.
-pub(super) fn upsert_arrays(tables: &Tables, key: Key) -> String {
+/// The parameters are those of [`ColumnParameter::of`], for all columns in their order.
+pub(super) fn upsert_arrays(tables: &Tables, key: TableKey) -> String {
     let (mut selected, mut arrays, mut named) = (Vec::new(), Vec::new(), Vec::new());
     let mut parameter = 0;
     for Column { name, value, .. } in COLUMNS {
         let element = match value {
-            Value::Inventory(_) => {
+            ColumnValue::Inventory(_) => {
                 parameter += 1;
                 selected.push(format!("${parameter}"));
                 continue;
             }
-            Value::Since | Value::Now => {
+            ColumnValue::Since | ColumnValue::Now => {
                 selected.push("now()".to_owned());
                 continue;
             }
-            Value::Row(_) | Value::Digest => "text",
-            Value::Payload => "jsonb",
+            ColumnValue::Row(_) | ColumnValue::Digest => "text",
+            ColumnValue::Payload => "jsonb",
         };
         parameter += 1;
         selected.push(name.to_owned());
@@ -161,11 +163,11 @@ fn delete_arrays(tables: &Tables) -> String {
 }
 
 /// The result of applying a delta.
-pub(super) struct Applied {
+pub(super) struct AppliedToTable {
     /// By how many rows the table has grown.
     pub(super) grown: i64,
     /// Rows that do not fit the key of the table.
-    pub(super) refused: Vec<Refusal>,
+    pub(super) refused: Vec<RefusedRow>,
 }
 
 /// Applies a delta inside the transaction that has checked the claim.
@@ -175,19 +177,19 @@ pub(super) async fn apply(
     statements: &Statements,
     inventory: &InventoryId,
     delta: &Delta,
-) -> Result<Applied, Failure> {
-    // Removals first: with the old key, a row that moved to another API group uses its own former place.
+) -> Result<AppliedToTable, PostgresError> {
+    // Removals first: with the old key, a row that moved to another API group takes over its own former key.
     let removed = remove(transaction, tables, &statements.delete, inventory, &delta.removed).await?;
     let rows = last_of_each(delta);
     let (rows, refused) = match statements.key {
-        Key::Current => (rows, Vec::new()),
-        Key::Old => {
+        TableKey::Current => (rows, Vec::new()),
+        TableKey::Old => {
             let held = held_kinds(transaction, tables, inventory, &rows).await?;
             old_key::fit(inventory, &rows, &held)
         }
     };
     let bytes: usize = rows.iter().map(|row| row.attributes.get().len()).sum();
-    let added = if rows.len() <= FEW_ROWS && bytes <= FEW_BYTES {
+    let added = if rows.len() <= FEW_ROWS && bytes <= FEW_ROWS_BYTES {
         merge_arrays(transaction, &statements.upsert, inventory, &rows).await?
     } else if is_empty(transaction, tables, inventory).await? {
         copy(transaction, &tables.rows(), inventory, &rows).await?;
@@ -201,7 +203,7 @@ pub(super) async fn apply(
         }
         added
     };
-    Ok(Applied { grown: added - removed, refused })
+    Ok(AppliedToTable { grown: added - removed, refused })
 }
 
 /// The groups and kinds of the rows that a table with the old key holds for these objects.
@@ -210,18 +212,19 @@ async fn held_kinds(
     tables: &Tables,
     inventory: &InventoryId,
     rows: &[&Row],
-) -> Result<HeldKinds, Failure> {
+) -> Result<HeldKinds, PostgresError> {
     let (targets, uids): (Vec<&str>, Vec<&str>) =
         rows.iter().map(|row| (&*row.key.target.name, &*row.key.uid)).unzip();
-    let question = format!(
+    let query = format!(
         "SELECT held.target_name, held.source_uid, held.api_group, held.kind FROM {tables} AS held
          JOIN (SELECT DISTINCT * FROM unnest($4::text[], $5::text[]) AS row (target_name, source_uid)) AS row
              ON held.target_name = row.target_name AND held.source_uid = row.source_uid
          WHERE held.cluster = $1 AND held.inventory_namespace = $2 AND held.inventory_name = $3"
     );
     let namespace = inventory.stored_namespace();
-    let place: [&(dyn ToSql + Sync); 5] = [&inventory.cluster, &namespace, &inventory.name, &targets, &uids];
-    let held = transaction.query(&question, &place).await?;
+    let parameters: [&(dyn ToSql + Sync); 5] =
+        [&inventory.cluster, &namespace, &inventory.name, &targets, &uids];
+    let held = transaction.query(&query, &parameters).await?;
     Ok(held.iter().map(|row| ((row.get(0), row.get(1)), (row.get(2), row.get(3)))).collect())
 }
 
@@ -245,19 +248,19 @@ async fn remove(
     tables: &Tables,
     statement: &Statement,
     inventory: &InventoryId,
-    removed: &[Removed],
-) -> Result<i64, Failure> {
+    removed: &[RemovedRow],
+) -> Result<i64, PostgresError> {
     let InventoryId { cluster, name, .. } = inventory;
     let namespace = inventory.stored_namespace();
     let removed = if removed.len() <= FEW_ROWS {
-        let one = async |Removed { key, .. }: &Removed| {
+        let delete_one = async |RemovedRow { key, .. }: &RemovedRow| {
             let key: [&(dyn ToSql + Sync); 7] =
                 [cluster, &namespace, name, &&*key.target.name, &&*key.uid, &&*key.group, &&*key.kind];
             transaction.execute(statement, &key).await
         };
-        try_join_all(removed.iter().map(one)).await?.iter().sum()
+        try_join_all(removed.iter().map(delete_one)).await?.iter().sum()
     } else {
-        let texts = |text: fn(&RowKey) -> &str| removed.iter().map(|gone| text(&gone.key)).collect();
+        let texts = |text: fn(&RowKey) -> &str| removed.iter().map(|row| text(&row.key)).collect();
         let parts: [Vec<&str>; 4] = [
             texts(|key| &key.target.name),
             texts(|key| &key.uid),
@@ -265,9 +268,9 @@ async fn remove(
             texts(|key| &key.kind),
         ];
         let [targets, uids, groups, kinds] = &parts;
-        let place: [&(dyn ToSql + Sync); 7] = [cluster, &namespace, name, targets, uids, groups, kinds];
+        let parameters: [&(dyn ToSql + Sync); 7] = [cluster, &namespace, name, targets, uids, groups, kinds];
         transaction.batch_execute("SET LOCAL enable_nestloop = off").await?;
-        transaction.execute(&delete_arrays(tables), &place).await?
+        transaction.execute(&delete_arrays(tables), &parameters).await?
     };
     Ok(i64::try_from(removed).unwrap_or(i64::MAX))
 }
@@ -277,13 +280,13 @@ pub(super) async fn merge_arrays(
     statement: &Statement,
     inventory: &InventoryId,
     rows: &[&Row],
-) -> Result<i64, Failure> {
+) -> Result<i64, PostgresError> {
     if rows.is_empty() {
         return Ok(0);
     }
-    let parameters: Vec<Parameter<'_>> =
-        COLUMNS.iter().filter_map(|column| Parameter::of(column, inventory, rows)).collect();
-    let values: Vec<&(dyn ToSql + Sync)> = parameters.iter().map(Parameter::as_sql).collect();
+    let parameters: Vec<ColumnParameter<'_>> =
+        COLUMNS.iter().filter_map(|column| ColumnParameter::of(column, inventory, rows)).collect();
+    let values: Vec<&(dyn ToSql + Sync)> = parameters.iter().map(ColumnParameter::as_sql).collect();
     let added = transaction.query_one(statement, &values).await?;
     Ok(added.get(0))
 }
@@ -292,23 +295,23 @@ async fn is_empty(
     transaction: &Transaction<'_>,
     tables: &Tables,
     inventory: &InventoryId,
-) -> Result<bool, Failure> {
-    let question = format!(
+) -> Result<bool, PostgresError> {
+    let query = format!(
         "SELECT NOT EXISTS (SELECT FROM {tables}
          WHERE cluster = $1 AND inventory_namespace = $2 AND inventory_name = $3)"
     );
-    let place = inventory.stored_namespace();
-    let answer = transaction.query_one(&question, &[&inventory.cluster, &place, &inventory.name]).await?;
+    let namespace = inventory.stored_namespace();
+    let answer = transaction.query_one(&query, &[&inventory.cluster, &namespace, &inventory.name]).await?;
     Ok(answer.get(0))
 }
 
 async fn merge_staged(
     transaction: &Transaction<'_>,
     tables: &Tables,
-    key: Key,
+    key: TableKey,
     inventory: &InventoryId,
     rows: &[&Row],
-) -> Result<i64, Failure> {
+) -> Result<i64, PostgresError> {
     const STAGING: &str = "pg_temp.kollect_staging";
     let columns = names();
     let staging = format!(
@@ -326,14 +329,14 @@ async fn copy(
     into: &str,
     inventory: &InventoryId,
     rows: &[&Row],
-) -> Result<(), Failure> {
+) -> Result<(), PostgresError> {
     let now: SystemTime = transaction.query_one("SELECT now()", &[]).await?.get(0);
     let statement = format!("COPY {into} ({}) FROM STDIN (FORMAT binary)", names());
     let types = COLUMNS.each_ref().map(copied_type);
     let mut writer = pin!(BinaryCopyInWriter::new(transaction.copy_in(&statement).await?, &types));
     for row in rows {
-        let cells = COLUMNS.each_ref().map(|column| Cell::of(column, inventory, row, now));
-        writer.as_mut().write(&cells.each_ref().map(Cell::as_sql)).await?;
+        let cells = COLUMNS.each_ref().map(|column| CopyCell::of(column, inventory, row, now));
+        writer.as_mut().write(&cells.each_ref().map(CopyCell::as_sql)).await?;
     }
     writer.finish().await?;
     Ok(())

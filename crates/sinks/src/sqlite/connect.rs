@@ -16,7 +16,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavio
 use super::sqlite_error;
 use crate::{
     columns::{COLUMNS, ClaimTable, Column, KEY, names},
-    old_key::Key,
+    old_key::TableKey,
 };
 
 /// Version of the tables, kept in the file's `user_version`.
@@ -75,7 +75,7 @@ PRAGMA user_version = 3;
 ";
 
 /// Files up to version 4 have no ids of claims.
-const LONGER_CLAIMS: &str = "
+const ADD_CLAIM_COLUMNS: &str = "
 ALTER TABLE kollect_bindings ADD COLUMN writer_id TEXT;
 ALTER TABLE kollect_bindings ADD COLUMN destination_id TEXT;
 ALTER TABLE kollect_bindings ADD COLUMN claimed_at TEXT;
@@ -101,7 +101,7 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 const JOURNAL_MODE_PAUSE: Duration = Duration::from_millis(5);
 
 /// What a file is, according to its header and its tables.
-enum Found {
+enum ExistingFile {
     /// It has the tables of this build.
     Current,
     /// It has our tables, whose claims lack columns.
@@ -133,29 +133,32 @@ pub(super) fn connect(file: &Path, create: bool) -> Result<Connection, SinkError
     connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
     let found = provision(&mut connection, create).map_err(failed)?;
     let (reason, why) = match found {
-        Found::Current | Found::OldClaims | Found::OldKey { .. } | Found::OldKeyAndClaims => {
+        ExistingFile::Current
+        | ExistingFile::OldClaims
+        | ExistingFile::OldKey { .. }
+        | ExistingFile::OldKeyAndClaims => {
             use_write_ahead_log(&connection).map_err(failed)?;
             return Ok(connection);
         }
-        Found::Older(version) => {
+        ExistingFile::Older(version) => {
             let why = format!(
                 "{path} has tables of version {version}, this build needs version {OLD_KEY_VERSION} to \
                  {SCHEMA_VERSION}, and provisioning.mode is existing: open it once with mode ensure"
             );
             (SinkReason::Incompatible, why)
         }
-        Found::Unknown(version) => {
+        ExistingFile::Unknown(version) => {
             let why = format!(
                 "{path} has tables of version {version}, this build knows version {SCHEMA_VERSION}: \
                  use another file or another build"
             );
             (SinkReason::Incompatible, why)
         }
-        Found::Foreign => {
+        ExistingFile::Foreign => {
             let why = format!("{path} is the database of another program: use another file");
             (SinkReason::Incompatible, why)
         }
-        Found::Empty => {
+        ExistingFile::Empty => {
             let why = format!("{path} has no Kollect tables and provisioning.mode is existing");
             (SinkReason::Missing, why)
         }
@@ -164,31 +167,34 @@ pub(super) fn connect(file: &Path, create: bool) -> Result<Connection, SinkError
 }
 
 /// Creates or migrates the tables if that is needed and allowed. Returns what the file is afterwards.
-fn provision(connection: &mut Connection, create: bool) -> rusqlite::Result<Found> {
-    let is_done = |found: &Found| match found {
-        Found::Empty
-        | Found::Older(_)
-        | Found::OldClaims
-        | Found::OldKeyAndClaims
-        | Found::OldKey { rebuildable: true } => !create,
-        Found::Current | Found::OldKey { rebuildable: false } | Found::Unknown(_) | Found::Foreign => true,
+fn provision(connection: &mut Connection, create: bool) -> rusqlite::Result<ExistingFile> {
+    let is_final = |found: &ExistingFile| match found {
+        ExistingFile::Empty
+        | ExistingFile::Older(_)
+        | ExistingFile::OldClaims
+        | ExistingFile::OldKeyAndClaims
+        | ExistingFile::OldKey { rebuildable: true } => !create,
+        ExistingFile::Current
+        | ExistingFile::OldKey { rebuildable: false }
+        | ExistingFile::Unknown(_)
+        | ExistingFile::Foreign => true,
     };
     // Most files are current: the write lock is taken only if something must be written.
     let mut found = inspect(&connection.transaction()?)?;
-    if is_done(&found) {
+    if is_final(&found) {
         return Ok(found);
     }
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     // Another connection may have migrated it before this one got the lock.
     found = inspect(&transaction)?;
-    while !is_done(&found) {
+    while !is_final(&found) {
         match found {
-            Found::Empty => transaction.execute_batch(&schema())?,
-            Found::Older(1) => transaction.execute_batch(&format!("{} {FROM_VERSION_1}", schema()))?,
-            Found::Older(_) => transaction.execute_batch(FROM_VERSION_2)?,
-            Found::OldKeyAndClaims => transaction.execute_batch(LONGER_CLAIMS)?,
-            Found::OldClaims => transaction
-                .execute_batch(&format!("{LONGER_CLAIMS} PRAGMA user_version = {SCHEMA_VERSION};"))?,
+            ExistingFile::Empty => transaction.execute_batch(&schema())?,
+            ExistingFile::Older(1) => transaction.execute_batch(&format!("{} {FROM_VERSION_1}", schema()))?,
+            ExistingFile::Older(_) => transaction.execute_batch(FROM_VERSION_2)?,
+            ExistingFile::OldKeyAndClaims => transaction.execute_batch(ADD_CLAIM_COLUMNS)?,
+            ExistingFile::OldClaims => transaction
+                .execute_batch(&format!("{ADD_CLAIM_COLUMNS} PRAGMA user_version = {SCHEMA_VERSION};"))?,
             _ => widen_key(&transaction)?,
         }
         found = inspect(&transaction)?;
@@ -234,14 +240,14 @@ fn is_rebuildable(transaction: &Transaction<'_>) -> rusqlite::Result<bool> {
         [],
         |row| row.get(0),
     )?;
-    let ours = COLUMNS.iter().all(|column| columns.iter().any(|name| name == column.name));
-    Ok(ours && columns.len() == COLUMNS.len() && referring == 0)
+    let has_our_columns = COLUMNS.iter().all(|column| columns.iter().any(|name| name == column.name));
+    Ok(has_our_columns && columns.len() == COLUMNS.len() && referring == 0)
 }
 
 /// The key of the rows in a file that [`connect`] has opened.
-pub(super) fn key(transaction: &Transaction<'_>) -> rusqlite::Result<Key> {
+pub(super) fn table_key(transaction: &Transaction<'_>) -> rusqlite::Result<TableKey> {
     let version: i64 = transaction.query_row("PRAGMA user_version", [], |row| row.get(0))?;
-    Ok(if version == OLD_KEY_VERSION { Key::Old } else { Key::Current })
+    Ok(if version == OLD_KEY_VERSION { TableKey::Old } else { TableKey::Current })
 }
 
 /// The columns of claims in a file that [`connect`] has opened.
@@ -254,22 +260,24 @@ pub(super) fn claim_table(connection: &Connection) -> rusqlite::Result<ClaimTabl
 }
 
 /// Reads header and tables in one transaction, so that both are of the same state.
-fn inspect(transaction: &Transaction<'_>) -> rusqlite::Result<Found> {
+fn inspect(transaction: &Transaction<'_>) -> rusqlite::Result<ExistingFile> {
     let number = |query: &str| transaction.query_row(query, [], |row| row.get::<_, i64>(0));
     let application = number("PRAGMA application_id")?;
     let version = number("PRAGMA user_version")?;
     let tables = number("SELECT count(*) FROM sqlite_master")?;
     Ok(match (application, version) {
-        (APPLICATION_ID, SCHEMA_VERSION) => Found::Current,
-        (APPLICATION_ID, OLD_CLAIMS_VERSION) => Found::OldClaims,
+        (APPLICATION_ID, SCHEMA_VERSION) => ExistingFile::Current,
+        (APPLICATION_ID, OLD_CLAIMS_VERSION) => ExistingFile::OldClaims,
         (APPLICATION_ID, OLD_KEY_VERSION) if claim_table(transaction)? == ClaimTable::Old => {
-            Found::OldKeyAndClaims
+            ExistingFile::OldKeyAndClaims
         }
-        (APPLICATION_ID, OLD_KEY_VERSION) => Found::OldKey { rebuildable: is_rebuildable(transaction)? },
-        (APPLICATION_ID, older @ (1 | 2)) => Found::Older(older),
-        (APPLICATION_ID, other) => Found::Unknown(other),
-        (0, 0) if tables == 0 => Found::Empty,
-        _ => Found::Foreign,
+        (APPLICATION_ID, OLD_KEY_VERSION) => {
+            ExistingFile::OldKey { rebuildable: is_rebuildable(transaction)? }
+        }
+        (APPLICATION_ID, older @ (1 | 2)) => ExistingFile::Older(older),
+        (APPLICATION_ID, other) => ExistingFile::Unknown(other),
+        (0, 0) if tables == 0 => ExistingFile::Empty,
+        _ => ExistingFile::Foreign,
     })
 }
 
@@ -296,7 +304,7 @@ mod tests {
 
     /// Statuses show this text.
     #[test]
-    fn the_definition_of_the_table_does_not_change() {
+    fn the_definition_of_the_sqlite_table_does_not_change() {
         let expected = "
 CREATE TABLE IF NOT EXISTS inventory (
     cluster             TEXT NOT NULL DEFAULT '',

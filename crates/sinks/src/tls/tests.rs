@@ -21,7 +21,8 @@ fn secrets(content: &[(&str, String)]) -> Secrets {
 
 #[test]
 fn a_bundle_is_decoded_and_must_hold_a_certificate() {
-    let plan = |bundle: &str| Trust::plan(Some(&Tls { ca_bundle: Some(bundle.into()), ..Tls::default() }));
+    let plan =
+        |bundle: &str| ServerTrust::plan(Some(&Tls { ca_bundle: Some(bundle.into()), ..Tls::default() }));
     let trust = plan(&format!("{}\n", STANDARD.encode(pem("ca")))).unwrap_or_default();
     assert_eq!(trust.certificates, Some(pem("ca").into_bytes()));
     for (bundle, problem) in [
@@ -37,15 +38,15 @@ fn a_bundle_is_decoded_and_must_hold_a_certificate() {
 
 #[test]
 fn without_settings_the_roots_of_the_machine_are_trusted() {
-    assert!(Trust::plan(None).ok() == Some(Trust { certificates: None, any_server: false }));
+    assert!(ServerTrust::plan(None).ok() == Some(ServerTrust { certificates: None, any_server: false }));
     let tls = Tls { insecure_skip_verify: true, ..Tls::default() };
-    assert!(Trust::plan(Some(&tls)).ok() == Some(Trust { certificates: None, any_server: true }));
+    assert!(ServerTrust::plan(Some(&tls)).ok() == Some(ServerTrust { certificates: None, any_server: true }));
 }
 
 #[test]
-fn a_secret_replaces_what_the_spec_says() {
+fn certificates_of_the_secret_replace_those_of_the_spec() {
     let read = |content: &[(&str, String)]| {
-        let trust = Trust { certificates: Some(b"old".to_vec()), any_server: false };
+        let trust = ServerTrust { certificates: Some(b"old".to_vec()), any_server: false };
         trust.with_secrets(&secrets(content)).map(|trust| trust.certificates)
     };
     let ca = ("ca.crt", pem("ca"));

@@ -5,7 +5,7 @@ use kollect_sinks::plan;
 use serde_json::json;
 
 #[test]
-fn types_without_code_are_refused() {
+fn a_type_that_is_not_in_the_build_is_refused() {
     let specs = [
         SinkSpec::Snapshot(serde_json::from_value(json!({ "type": "s3", "endpoint": "s3://x" })).unwrap()),
         SinkSpec::Database(serde_json::from_value(json!({ "type": "mongodb" })).unwrap()),

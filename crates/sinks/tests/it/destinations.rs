@@ -1,7 +1,7 @@
 //! Destinations: how each backend spells them, and which former destinations a sink can still reach.
 
 use kollect_model::{destination::Destination, sink::SinkSpec};
-use kollect_sinks::{Files, Plan, Policy, Secrets, plan, plan_out};
+use kollect_sinks::{FilePolicy, Plan, Secrets, SinkPolicy, plan, plan_out};
 use serde_json::{Value, json};
 
 fn spec(family: &str, spec: Value) -> SinkSpec {
@@ -13,21 +13,21 @@ fn spec(family: &str, spec: Value) -> SinkSpec {
 }
 
 /// A sink of the operator, with its Secret.
-fn planned(family: &str, text: Value) -> Plan {
+fn planned(family: &str, fields: Value) -> Plan {
     let mut secrets = Secrets::default();
     let dsn = "postgres://me:hunter2@DB.example.,a.example:5433/shop?sslmode=require".into();
     secrets.insert("spec.postgres.databaseRef", [("dsn".to_owned(), dsn)].into());
-    plan(&spec(family, text)).unwrap().with_secrets(&secrets).unwrap()
+    plan(&spec(family, fields)).unwrap().with_secrets(&secrets).unwrap()
 }
 
-fn below(root: &str) -> Policy {
-    Policy { files: Files::Below(root.into()), ..Policy::default() }
+fn below(root: &str) -> SinkPolicy {
+    SinkPolicy { files: FilePolicy::Below(root.into()), ..SinkPolicy::default() }
 }
 
 /// Statuses store these texts. The operator would treat a changed text as a moved destination and remove its rows:
 /// never change a line of this list.
 #[test]
-fn stored_texts_never_change() {
+fn stored_texts_of_destinations_never_change() {
     let policy = below("/data/team-a");
     for (text, family, sink) in [
         (
@@ -112,7 +112,7 @@ fn servers_that_only_a_secret_names_are_shown_as_digests() {
 
 #[test]
 fn a_plan_leads_to_destinations_that_its_access_reaches_and_to_no_others() {
-    let policy = Policy::default();
+    let policy = SinkPolicy::default();
     let plan = |text: &str| plan_out(text).unwrap();
     for (now, before, reached) in [
         ("postgres://me@db/shop?table=new", "postgres://you@DB:5432/shop?table=old", true),

@@ -14,38 +14,40 @@ use kollect_model::{
     row::{Row, RowDigest, RowKey, TargetId},
     sink::{ErrorClass, Sink, SinkReason, SinkSpec},
 };
-use kollect_sinks::{Policy, open, plan, plan_out};
+use kollect_sinks::{SinkPolicy, open, plan, plan_out};
 use serde_json::{Value, json, value::RawValue};
 
-use crate::conformance::{Place, added, changed, compare, conformance, gone, holding, inventory, write};
+use crate::conformance::{
+    TestDestination, added, changed, compare, conformance, holding, inventory, removed, write,
+};
 
-mod broken_off;
+mod interrupted;
 pub(crate) mod path_owners;
 mod trees;
 
 /// A spec of a directory with additional fields.
-fn spec(path: &Path, more: &Value) -> SinkSpec {
+fn spec(path: &Path, fields: &Value) -> SinkSpec {
     let mut spec = json!({ "type": "filesystem", "filesystem": { "path": path } });
-    for (name, value) in more.as_object().unwrap() {
+    for (name, value) in fields.as_object().unwrap() {
         spec[name] = value.clone();
     }
     SinkSpec::Snapshot(serde_json::from_value(spec).unwrap())
 }
 
-async fn open_dir(path: &Path, more: &Value) -> Box<dyn Sink> {
-    open(&plan(&spec(path, more)).unwrap(), &Policy::default()).await.unwrap()
+async fn open_dir(path: &Path, fields: &Value) -> Box<dyn Sink> {
+    open(&plan(&spec(path, fields)).unwrap(), &SinkPolicy::default()).await.unwrap()
 }
 
 /// Every file below a directory with its bytes. Files that are removed in the meantime are left out.
 fn bytes_below(root: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
-    let mut open = vec![root.to_owned()];
-    while let Some(directory) = open.pop() {
+    let mut unread = vec![root.to_owned()];
+    while let Some(directory) = unread.pop() {
         for entry in fs::read_dir(&directory).into_iter().flatten().map(Result::unwrap) {
             let path = entry.path();
             let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
             if path.is_dir() {
-                open.push(path);
+                unread.push(path);
             } else if let Ok(bytes) = fs::read(&path) {
                 found.insert(name, bytes);
             }
@@ -54,8 +56,8 @@ fn bytes_below(root: &Path) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-/// Every file below a directory with its text, except the books and files that are being written: their names end
-/// with # and a number until they are complete.
+/// Every file below a directory with its text, except those below `.kollect` and files that are being written:
+/// their names end with # and a number until they are complete.
 pub(crate) fn tree(root: &Path) -> BTreeMap<String, String> {
     let mut found = bytes_below(root);
     let is_shown = |name: &str| !name.starts_with(".kollect/") && !name.starts_with(".git/");
@@ -65,7 +67,7 @@ pub(crate) fn tree(root: &Path) -> BTreeMap<String, String> {
 }
 
 /// The directories of all inventories below `.kollect`.
-pub(crate) fn books(root: &Path) -> Vec<PathBuf> {
+pub(crate) fn inventory_directories(root: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(root.join(".kollect")) else { return Vec::new() };
     entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()).collect()
 }
@@ -73,9 +75,9 @@ pub(crate) fn books(root: &Path) -> Vec<PathBuf> {
 /// The inventories whose manifests name a path, in a directory or in a work tree of Git.
 pub(crate) fn owners(root: &Path, path: &str) -> Vec<String> {
     let mut owners = Vec::new();
-    for books in books(root) {
-        let (mut name, mut named) = (String::new(), false);
-        for file in fs::read_dir(&books).unwrap().map(|entry| entry.unwrap().path()) {
+    for directory in inventory_directories(root) {
+        let (mut name, mut is_named) = (String::new(), false);
+        for file in fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()) {
             let file_name = file.file_name().unwrap().to_str().unwrap();
             if !file_name.starts_with("manifest") && !file_name.starts_with("rows-") {
                 continue;
@@ -86,10 +88,10 @@ pub(crate) fn owners(root: &Path, path: &str) -> Vec<String> {
                     inventory.clone_into(&mut name);
                 }
                 let claimed = line["claimed"].as_array().is_some_and(|paths| paths.contains(&json!(path)));
-                named |= line["path"] == path || line["files"].get(path).is_some() || claimed;
+                is_named |= line["path"] == path || line["files"].get(path).is_some() || claimed;
             }
         }
-        if named {
+        if is_named {
             owners.push(name);
         }
     }
@@ -118,7 +120,7 @@ pub(crate) fn object(
 }
 
 /// A layout whose paths contain the inventory, so that inventories do not collide.
-pub(crate) fn side_by_side(layout: &str, format: &str) -> Value {
+pub(crate) fn paths_with_inventory(layout: &str, format: &str) -> Value {
     json!({
         "serialization": { "format": format },
         "pathTemplate": "{cluster}/{namespace}/{name}{extension}",
@@ -130,7 +132,7 @@ pub(crate) fn side_by_side(layout: &str, format: &str) -> Value {
     })
 }
 
-/// The files of an inventory of the namespace team, in the layout [`side_by_side`].
+/// The files of an inventory of the namespace team, in the layout [`paths_with_inventory`].
 pub(crate) fn files_of(root: &Path, name: &str) -> BTreeMap<String, String> {
     let below = [format!("default/team/{name}."), format!("default/team/{name}/")];
     let mut files = tree(root);
@@ -141,12 +143,12 @@ pub(crate) fn files_of(root: &Path, name: &str) -> BTreeMap<String, String> {
 /// A directory in one of the layouts.
 struct Files {
     dir: tempfile::TempDir,
-    more: Value,
+    fields: Value,
 }
 
 impl Files {
     fn new(layout: &str, format: &str) -> Self {
-        Self { dir: tempfile::tempdir().unwrap(), more: side_by_side(layout, format) }
+        Self { dir: tempfile::tempdir().unwrap(), fields: paths_with_inventory(layout, format) }
     }
 
     /// The files of an inventory of the namespace team.
@@ -197,12 +199,12 @@ fn items(path: &str, text: &str) -> Vec<Value> {
     }
 }
 
-impl Place for Files {
+impl TestDestination for Files {
     async fn open(&self) -> Box<dyn Sink> {
-        open_dir(self.dir.path(), &self.more).await
+        open_dir(self.dir.path(), &self.fields).await
     }
 
-    async fn seen(&self) -> String {
+    async fn read_all(&self) -> String {
         let dated = |(path, text): (String, String)| {
             let modified = fs::metadata(self.dir.path().join(&path)).unwrap().modified().unwrap();
             format!("{path} {modified:?}\n{text}\n")
@@ -210,15 +212,15 @@ impl Place for Files {
         self.files("all").into_iter().map(dated).collect()
     }
 
-    async fn meddle(&self) {
-        meddle(self.dir.path(), self.files("all"));
+    async fn edit_as_other_client(&self) {
+        edit_files(self.dir.path(), self.files("all"));
     }
 
     async fn attributes(&self, uid: &str) -> String {
         attributes(&self.files("awkward"), uid)
     }
 
-    async fn look(&self) -> String {
+    async fn read_torn(&self) -> String {
         self.files("torn").into_values().collect()
     }
 
@@ -238,13 +240,13 @@ impl Place for Files {
     }
 
     /// Nine operations per file: 50,000 files would take a minute in a debug build.
-    fn many(&self) -> usize {
-        if self.more["layout"]["mode"] == "document" { 50_000 } else { 5_000 }
+    fn large_row_count(&self) -> usize {
+        if self.fields["layout"]["mode"] == "document" { 50_000 } else { 5_000 }
     }
 }
 
 /// Changes the files of an inventory as another program would, in any layout.
-pub(crate) fn meddle(root: &Path, files: BTreeMap<String, String>) {
+pub(crate) fn edit_files(root: &Path, files: BTreeMap<String, String>) {
     for (path, text) in files {
         let file = root.join(&path);
         let items = items(&path, &text);
@@ -310,18 +312,18 @@ async fn split_files_of_json_conform() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_used_is_said() {
+async fn a_path_that_cannot_be_used_as_a_directory_is_an_error_that_says_why() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     fs::write(&file, "text").unwrap();
     let existing = json!({ "provisioning": { "mode": "existing" } });
-    for (path, more, reason) in [
+    for (path, fields, reason) in [
         (file.clone(), json!({}), SinkReason::Incompatible),
         (file.join("below"), json!({}), SinkReason::Incompatible),
         (file.clone(), existing.clone(), SinkReason::Incompatible),
         (dir.path().join("absent"), existing.clone(), SinkReason::Missing),
     ] {
-        let Err(error) = open(&plan(&spec(&path, &more)).unwrap(), &Policy::default()).await else {
+        let Err(error) = open(&plan(&spec(&path, &fields)).unwrap(), &SinkPolicy::default()).await else {
             unreachable!("{} must not open", path.display())
         };
         assert_eq!((error.reason, error.class()), (reason, ErrorClass::Terminal), "{error}");
@@ -336,7 +338,7 @@ async fn what_cannot_be_used_is_said() {
 #[tokio::test]
 async fn formats_and_options_without_effect_are_refused() {
     let dir = Path::new("/nowhere");
-    for (more, text) in [
+    for (fields, text) in [
         (
             json!({ "serialization": { "format": "parquet" } }),
             "spec.serialization.format = \"parquet\": is not available",
@@ -371,7 +373,7 @@ async fn formats_and_options_without_effect_are_refused() {
         ),
         (json!({ "filesystem": { "path": "" } }), "spec.filesystem.path: is required"),
     ] {
-        let errors = plan(&spec(dir, &more)).unwrap_err();
+        let errors = plan(&spec(dir, &fields)).unwrap_err();
         assert!(errors[0].to_string().starts_with(text), "{}", errors[0]);
     }
     for (text, problem) in
@@ -382,7 +384,7 @@ async fn formats_and_options_without_effect_are_refused() {
 }
 
 #[tokio::test]
-async fn refused_access_is_told_from_failure() {
+async fn a_directory_without_write_permission_is_forbidden() {
     let dir = tempfile::tempdir().unwrap();
     let sink = open_dir(dir.path(), &json!({})).await;
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o555)).unwrap();
@@ -396,13 +398,13 @@ async fn refused_access_is_told_from_failure() {
 
 /// Concurrent claims never get the same epoch.
 #[tokio::test(flavor = "multi_thread")]
-async fn claims_at_once_are_told_apart() {
+async fn concurrent_claims_get_different_epochs() {
     let dir = tempfile::tempdir().unwrap();
-    let place = inventory("", "all");
+    let all = inventory("", "all");
     let claims = (0..16).map(|_| {
-        let (path, place) = (dir.path().to_owned(), place.clone());
+        let (path, all) = (dir.path().to_owned(), all.clone());
         tokio::spawn(async move {
-            open_dir(&path, &json!({})).await.claim(&place, &Claimant::default()).await.unwrap().epoch
+            open_dir(&path, &json!({})).await.claim(&all, &Claimant::default()).await.unwrap().epoch
         })
     });
     let mut epochs: Vec<i64> =
@@ -411,22 +413,22 @@ async fn claims_at_once_are_told_apart() {
     epochs.dedup();
     assert_eq!(epochs.len(), 16);
     let sink = open_dir(dir.path(), &json!({})).await;
-    let next = sink.claim(&place, &Claimant::default()).await.unwrap();
+    let next = sink.claim(&all, &Claimant::default()).await.unwrap();
     assert!(next.epoch > 16 - 1);
-    sink.forget(&place, &next).await.unwrap();
+    sink.forget(&all, &next).await.unwrap();
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left, no directory either");
 }
 
 /// Two inventories write the same paths at the same time: each file belongs to one of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn inventories_written_at_once_share_no_file() {
-    let more = json!({ "layout": { "mode": "perResource", "pathTemplate": "{sourceName}.json" } });
+async fn inventories_that_are_written_at_once_share_no_file() {
+    let fields = json!({ "layout": { "mode": "perResource", "pathTemplate": "{sourceName}.json" } });
     for round in 0..20 {
         let dir = tempfile::tempdir().unwrap();
         let writes = ["one", "two"].map(|name| {
-            let (path, more) = (dir.path().to_owned(), more.clone());
+            let (path, fields) = (dir.path().to_owned(), fields.clone());
             tokio::spawn(async move {
-                let sink = open_dir(&path, &more).await;
+                let sink = open_dir(&path, &fields).await;
                 let attributes = format!(r#"{{"inventory":"{name}"}}"#);
                 let rows: Vec<_> = (0..8)
                     .map(|i| object(&format!("{name}{i}"), "", "Pod", "shop", &format!("p{i}"), &attributes))
@@ -438,7 +440,7 @@ async fn inventories_written_at_once_share_no_file() {
         for done in futures::future::join_all(writes).await {
             done.unwrap();
         }
-        let sink = open_dir(dir.path(), &more).await;
+        let sink = open_dir(dir.path(), &fields).await;
         let mut held = 0;
         for name in ["one", "two"] {
             let baseline = sink.baseline(&inventory("", name)).await.unwrap();

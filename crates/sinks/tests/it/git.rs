@@ -9,23 +9,23 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kollect_model::sink::{Sink, SinkSpec};
-use kollect_sinks::{Plan, Policy, Secrets, SinkSettings, Sinks, plan};
+use kollect_sinks::{Plan, Secrets, SinkPolicy, SinkSettings, Sinks, plan};
 use kollect_testbed::git::{GitHttp, GitSsh, Repository};
 use serde_json::{Value, json};
 
 use crate::{
-    conformance::{Place, conformance},
-    filesystem::{attributes, files_of, meddle, side_by_side},
+    conformance::{TestDestination, conformance},
+    filesystem::{attributes, edit_files, files_of, paths_with_inventory},
 };
 
 mod faults;
 mod history;
-mod others;
 mod path_owners;
+mod shared_branch;
 
 /// How a repository is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum TestTransport {
     File,
     Https,
     Ssh,
@@ -33,58 +33,65 @@ enum Way {
 
 /// A repository of one test, with its own mirrors.
 struct Remote {
-    way: Way,
+    transport: TestTransport,
     repository: Repository,
     url: String,
-    more: Value,
+    fields: Value,
     mirrors: tempfile::TempDir,
     _directory: tempfile::TempDir,
 }
 
 impl Remote {
-    fn new(way: Way, more: Value) -> Self {
+    fn new(transport: TestTransport, fields: Value) -> Self {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let name = format!("sink-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let directory = tempfile::tempdir().unwrap();
-        let (repository, url) = match way {
-            Way::File => {
+        let (repository, url) = match transport {
+            TestTransport::File => {
                 let repository = Repository::at(directory.path().join("remote.git")).unwrap();
                 let url = format!("file://{}", repository.path().display());
                 (repository, url)
             }
-            Way::Https => (GitHttp::shared().create(&name).unwrap(), GitHttp::shared().url(&name)),
-            Way::Ssh => (GitSsh::shared().create(&name).unwrap(), GitSsh::shared().url(&name)),
+            TestTransport::Https => (GitHttp::shared().create(&name).unwrap(), GitHttp::shared().url(&name)),
+            TestTransport::Ssh => (GitSsh::shared().create(&name).unwrap(), GitSsh::shared().url(&name)),
         };
-        Self { way, repository, url, more, mirrors: tempfile::tempdir().unwrap(), _directory: directory }
+        Self {
+            transport,
+            repository,
+            url,
+            fields,
+            mirrors: tempfile::tempdir().unwrap(),
+            _directory: directory,
+        }
     }
 
     /// The default settings: a YAML document below `inventory/`.
-    fn plain() -> Self {
-        Self::new(Way::File, json!({}))
+    fn with_default_settings() -> Self {
+        Self::new(TestTransport::File, json!({}))
     }
 
-    fn plan(&self, more: &Value) -> Plan {
+    fn plan(&self, fields: &Value) -> Plan {
         let mut spec = json!({ "type": "git", "endpoint": self.url });
-        if self.way != Way::File {
+        if self.transport != TestTransport::File {
             spec["secretRef"] = json!({ "name": "git" });
         }
-        if self.way == Way::Https {
+        if self.transport == TestTransport::Https {
             spec["tls"] = json!({ "caBundle": STANDARD.encode(&GitHttp::shared().certificates().ca) });
         }
-        for fields in [&self.more, more] {
-            for (name, value) in fields.as_object().unwrap() {
+        for object in [&self.fields, fields] {
+            for (name, value) in object.as_object().unwrap() {
                 spec[name] = value.clone();
             }
         }
         let mut secrets = Secrets::default();
         let text = |text: &str| text.as_bytes().to_vec();
-        let content = match self.way {
-            Way::File => BTreeMap::new(),
-            Way::Https => BTreeMap::from([
+        let content = match self.transport {
+            TestTransport::File => BTreeMap::new(),
+            TestTransport::Https => BTreeMap::from([
                 ("username".into(), text(GitHttp::USER)),
                 ("password".into(), text(GitHttp::PASSWORD)),
             ]),
-            Way::Ssh => BTreeMap::from([
+            TestTransport::Ssh => BTreeMap::from([
                 ("ssh-privatekey".into(), text(&GitSsh::shared().keys()[0].private)),
                 ("known_hosts".into(), text(&GitSsh::shared().known_hosts())),
             ]),
@@ -99,8 +106,8 @@ impl Remote {
         sinks_with_mirrors(self.mirrors.path().join("git"))
     }
 
-    async fn open_with(&self, more: &Value) -> Box<dyn Sink> {
-        self.sinks().open(&self.plan(more), &Policy::default()).await.unwrap()
+    async fn open_with(&self, fields: &Value) -> Box<dyn Sink> {
+        self.sinks().open(&self.plan(fields), &SinkPolicy::default()).await.unwrap()
     }
 
     async fn open(&self) -> Box<dyn Sink> {
@@ -177,21 +184,21 @@ fn git(directory: &Path, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
 }
 
-impl Place for Remote {
+impl TestDestination for Remote {
     async fn open(&self) -> Box<dyn Sink> {
         self.open().await
     }
 
     /// Includes the history: a commit counts as a change.
-    async fn seen(&self) -> String {
+    async fn read_all(&self) -> String {
         let log = self.git(&["log", "--format=%H %cI %s", "main"]);
         let files = files_of(&self.checkout().path, "all");
         format!("{log}\n{files:?}")
     }
 
-    async fn meddle(&self) {
+    async fn edit_as_other_client(&self) {
         let checkout = self.checkout();
-        meddle(&checkout.path, files_of(&checkout.path, "all"));
+        edit_files(&checkout.path, files_of(&checkout.path, "all"));
         checkout.push("tidy up");
     }
 
@@ -199,7 +206,7 @@ impl Place for Remote {
         attributes(&files_of(&self.checkout().path, "awkward"), uid)
     }
 
-    async fn look(&self) -> String {
+    async fn read_torn(&self) -> String {
         let found =
             self.repository.git(&["grep", "-h", "-o", "-E", "torn-[a-z]+-[0-9]+-", "main", "--", "default"]);
         // `git grep` fails if it finds nothing.
@@ -226,34 +233,34 @@ impl Place for Remote {
         }
     }
 
-    fn many(&self) -> usize {
+    fn large_row_count(&self) -> usize {
         5_000
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn documents_of_yaml_over_https_conform() {
-    conformance(&Remote::new(Way::Https, side_by_side("document", "yaml"))).await;
+    conformance(&Remote::new(TestTransport::Https, paths_with_inventory("document", "yaml"))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn files_per_row_over_https_conform() {
-    conformance(&Remote::new(Way::Https, side_by_side("perResource", "yaml"))).await;
+    conformance(&Remote::new(TestTransport::Https, paths_with_inventory("perResource", "yaml"))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn files_per_row_over_ssh_conform() {
-    conformance(&Remote::new(Way::Ssh, side_by_side("perResource", "json"))).await;
+    conformance(&Remote::new(TestTransport::Ssh, paths_with_inventory("perResource", "json"))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn split_files_in_a_directory_conform() {
-    conformance(&Remote::new(Way::File, side_by_side("split", "ndjson"))).await;
+    conformance(&Remote::new(TestTransport::File, paths_with_inventory("split", "ndjson"))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn documents_of_json_in_a_directory_conform() {
-    conformance(&Remote::new(Way::File, side_by_side("document", "json"))).await;
+    conformance(&Remote::new(TestTransport::File, paths_with_inventory("document", "json"))).await;
 }
 
 /// Sinks with mirrors of branches below this directory.

@@ -2,7 +2,6 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![expect(clippy::disallowed_methods, reason = "tests start tasks and threads and dial servers as they like")]
 
-mod answers;
 mod available;
 mod conformance;
 mod delivery;
@@ -17,4 +16,5 @@ mod postgres_access;
 mod postgres_refused;
 mod postgres_sessions;
 mod preview;
+mod server_answers;
 mod sqlite;

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, error::Error, time::Duration};
 use async_nats::{HeaderMap, jetstream};
 use futures::StreamExt as _;
 use kollect_model::sink::{Sink, SinkError, SinkSpec};
-use kollect_sinks::{Plan, Policy, Secrets, plan};
+use kollect_sinks::{Plan, Secrets, SinkPolicy, plan};
 use kollect_testbed::Nats;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -16,17 +16,17 @@ mod rows;
 mod snapshots;
 
 async fn open(plan: &Plan) -> Result<Box<dyn Sink>, SinkError> {
-    kollect_sinks::open(plan, &Policy::default()).await
+    kollect_sinks::open(plan, &SinkPolicy::default()).await
 }
 
 /// The spec of a sink; subject and stream have the same name.
-fn spec(url: &str, name: &str, mode: &str, besides: Value) -> SinkSpec {
+fn spec(url: &str, name: &str, mode: &str, fields: Value) -> SinkSpec {
     let mut spec = json!({
         "type": "nats",
         "mode": mode,
         "nats": { "url": url, "subject": name, "stream": name },
     });
-    for (key, value) in besides.as_object().unwrap() {
+    for (key, value) in fields.as_object().unwrap() {
         match (&mut spec[key], value) {
             (Value::Object(known), Value::Object(new)) => known.extend(new.clone()),
             (field, value) => *field = value.clone(),
@@ -55,7 +55,7 @@ async fn refused(plan: &Plan) -> SinkError {
 }
 
 /// Everything of an error that a user or a log could show.
-fn told(error: &SinkError) -> String {
+fn full_text(error: &SinkError) -> String {
     let mut text = format!("{error} {error:?}");
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -66,7 +66,7 @@ fn told(error: &SinkError) -> String {
 }
 
 /// Another client of the same server.
-struct Other {
+struct OtherClient {
     client: async_nats::Client,
     jetstream: jetstream::Context,
 }
@@ -94,8 +94,8 @@ impl Message {
     }
 }
 
-impl Other {
-    async fn at(server: &Nats) -> Self {
+impl OtherClient {
+    async fn connect(server: &Nats) -> Self {
         let client = async_nats::connect(server.url()).await.unwrap();
         Self { jetstream: jetstream::new(client.clone()), client }
     }
@@ -150,10 +150,10 @@ impl Other {
     }
 }
 
-/// Polls until `ready` returns true.
-async fn eventually(what: &str, mut ready: impl AsyncFnMut() -> bool) {
+/// Polls until `is_ready` returns true.
+async fn wait_until(what: &str, mut is_ready: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_mins(1);
-    while !ready().await {
+    while !is_ready().await {
         assert!(Instant::now() < deadline, "{what}");
         sleep(Duration::from_millis(20)).await;
     }

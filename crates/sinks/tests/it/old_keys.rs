@@ -15,21 +15,21 @@ use kollect_model::{
     row::Row,
     sink::{Sink, SinkReason, SinkSpec},
 };
-use kollect_sinks::{Plan, Policy, plan};
+use kollect_sinks::{Plan, SinkPolicy, plan};
 use kollect_testbed::Postgres;
 use serde_json::json;
 
 use crate::{
-    conformance::{added, changed, gone, holding, ingress, inventory, row, write},
-    postgres::{holding_up, planned, schema},
+    conformance::{added, changed, holding, ingress, inventory, removed, row, write},
+    postgres::{locking_session, planned, schema},
 };
 
 async fn open(plan: &Plan) -> Box<dyn Sink> {
-    kollect_sinks::open(plan, &Policy::default()).await.unwrap()
+    kollect_sinks::open(plan, &SinkPolicy::default()).await.unwrap()
 }
 
 /// One object in two groups.
-fn twice() -> [Arc<Row>; 2] {
+fn one_object_in_two_groups() -> [Arc<Row>; 2] {
     [ingress("extensions", "u1", "{}"), ingress("networking.k8s.io", "u1", "{}")]
 }
 
@@ -37,8 +37,8 @@ fn twice() -> [Arc<Row>; 2] {
 /// warning is given once.
 async fn check_collisions(sink: &dyn Sink, advice: &str) {
     let all = inventory("", "all");
-    let ([first, second], beside) = (twice(), row("beside", "{}"));
-    let refused_one = |receipt: &Receipt| {
+    let ([first, second], beside) = (one_object_in_two_groups(), row("beside", "{}"));
+    let assert_second_refused = |receipt: &Receipt| {
         let [refusal] = receipt.refused.as_slice() else { unreachable!("{:?}", receipt.refused) };
         assert_eq!(refusal.key, second.key);
         for part in ["Ingress shop/cart-u1", "(uid u1)", "Ingress.networking.k8s.io", "Ingress.extensions"] {
@@ -48,7 +48,7 @@ async fn check_collisions(sink: &dyn Sink, advice: &str) {
     // The order of rows in a delta has no effect.
     let receipt =
         write(sink, &all, None, &added(&[second.clone(), beside.clone(), first.clone()])).await.unwrap();
-    refused_one(&receipt);
+    assert_second_refused(&receipt);
     let [warning] = receipt.warnings.as_slice() else { unreachable!("{:?}", receipt.warnings) };
     assert!(
         warning.contains("primary key without api_group and kind") && warning.contains(advice),
@@ -60,16 +60,16 @@ async fn check_collisions(sink: &dyn Sink, advice: &str) {
     let later = ingress("extensions", "u1", r#"{"n":1}"#);
     let delta = Delta { added: vec![second.clone()], changed: vec![changed(&later)], ..Delta::default() };
     let receipt = write(sink, &all, None, &delta).await.unwrap();
-    refused_one(&receipt);
-    assert_eq!(receipt.warnings, Vec::<String>::new(), "said once");
+    assert_second_refused(&receipt);
+    assert_eq!(receipt.warnings, Vec::<String>::new(), "reported once");
     let receipt = write(sink, &all, None, &added(std::slice::from_ref(&second))).await.unwrap();
-    refused_one(&receipt);
-    let removal = Delta { removed: vec![gone(&second)], ..Delta::default() };
+    assert_second_refused(&receipt);
+    let removal = Delta { removed: vec![removed(&second)], ..Delta::default() };
     write(sink, &all, None, &removal).await.unwrap();
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&later, &beside]));
 
     // The other row is written once the stored one is removed.
-    let moved = Delta { added: vec![second.clone()], removed: vec![gone(&later)], ..Delta::default() };
+    let moved = Delta { added: vec![second.clone()], removed: vec![removed(&later)], ..Delta::default() };
     assert!(write(sink, &all, None, &moved).await.unwrap().refused.is_empty());
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&second, &beside]));
 
@@ -77,21 +77,21 @@ async fn check_collisions(sink: &dyn Sink, advice: &str) {
     let many = |group: &str, attributes: &str| -> Vec<_> {
         (0..600).map(|i| ingress(group, &format!("u{i}"), attributes)).collect()
     };
-    let place = inventory("", "many");
+    let many_rows = inventory("", "many");
     for attributes in ["{}", r#"{"n":1}"#] {
         let rows = [many("networking.k8s.io", attributes), many("extensions", attributes)].concat();
-        let receipt = write(sink, &place, None, &added(&rows)).await.unwrap();
+        let receipt = write(sink, &many_rows, None, &added(&rows)).await.unwrap();
         assert_eq!(receipt.refused.len(), 600);
-        assert_eq!(sink.baseline(&place).await.unwrap(), holding(&many("extensions", attributes)));
+        assert_eq!(sink.baseline(&many_rows).await.unwrap(), holding(&many("extensions", attributes)));
     }
 }
 
 /// Both rows of one object are written.
 async fn check_both_fit(sink: &dyn Sink) {
-    let place = inventory("", "twice");
-    let receipt = write(sink, &place, None, &added(&twice())).await.unwrap();
+    let both = inventory("", "twice");
+    let receipt = write(sink, &both, None, &added(&one_object_in_two_groups())).await.unwrap();
     assert!(receipt.refused.is_empty() && receipt.warnings.is_empty(), "{receipt:?}");
-    assert_eq!(sink.baseline(&place).await.unwrap(), holding(&twice()));
+    assert_eq!(sink.baseline(&both).await.unwrap(), holding(&one_object_in_two_groups()));
 }
 
 const OLD_KEY: &str = "cluster, inventory_namespace, inventory_name, target_name, source_uid";
@@ -138,13 +138,13 @@ fn primary_key(server: &Postgres, schema: &str) -> String {
 }
 
 /// Several operators open an old table at the same time, beside a reader in a transaction and a reader that polls.
-async fn migrate_beside_readers(name: &'static str, make: fn(&Postgres, &str)) {
+async fn migrate_beside_readers(name: &'static str, make_table: fn(&Postgres, &str)) {
     let server = schema(name);
     let plan = planned(&server.dsn(), name, "ensure");
     drop(open(&plan).await);
-    make(server, name);
+    make_table(server, name);
     let count = format!("SELECT count(*) FROM {name}.inventory");
-    let inside = holding_up(server, &count).await;
+    let open_reader = locking_session(server, &count).await;
     let stop = Arc::new(AtomicBool::new(false));
     let reader = tokio::spawn({
         let (stop, count) = (stop.clone(), count.clone());
@@ -152,12 +152,12 @@ async fn migrate_beside_readers(name: &'static str, make: fn(&Postgres, &str)) {
             let (client, connection) =
                 tokio_postgres::connect(&server.dsn(), tokio_postgres::NoTls).await.unwrap();
             tokio::spawn(connection);
-            let mut looks = 0;
+            let mut reads = 0;
             while !stop.load(Ordering::Relaxed) {
                 assert_eq!(client.query_one(&count, &[]).await.unwrap().get::<_, i64>(0), 5_000);
-                looks += 1;
+                reads += 1;
             }
-            looks
+            reads
         }
     });
     let opening: Vec<_> = (0..3)
@@ -170,12 +170,12 @@ async fn migrate_beside_readers(name: &'static str, make: fn(&Postgres, &str)) {
         "SELECT count(*) FROM pg_locks WHERE relation = '{name}.inventory'::regclass
              AND mode = 'AccessExclusiveLock' AND NOT granted"
     );
-    while inside.query_one(&waiting, &[]).await.unwrap().get::<_, i64>(0) == 0 {
+    while open_reader.query_one(&waiting, &[]).await.unwrap().get::<_, i64>(0) == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     // The migration waits for the reader, which continues to read.
-    assert_eq!(inside.query_one(&count, &[]).await.unwrap().get::<_, i64>(0), 5_000);
-    inside.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(open_reader.query_one(&count, &[]).await.unwrap().get::<_, i64>(0), 5_000);
+    open_reader.batch_execute("COMMIT").await.unwrap();
     let sinks = futures::future::join_all(opening).await;
     stop.store(true, Ordering::Relaxed);
     assert!(reader.await.unwrap() > 0);
@@ -219,8 +219,8 @@ async fn postgres_keeps_the_old_key_of_existing_tables() {
     let receipt = write(&*sink, &inventory("", "all"), None, &Delta::default()).await.unwrap();
     let (_, statements) = receipt.warnings[0].split_once("run: ").unwrap();
     server.psql(statements).unwrap();
-    let place = inventory("", "twice");
-    let error = write(&*sink, &place, None, &added(&twice())).await.unwrap_err();
+    let both = inventory("", "twice");
+    let error = write(&*sink, &both, None, &added(&one_object_in_two_groups())).await.unwrap_err();
     assert_eq!(error.reason, SinkReason::WriteFailed, "{error}");
     check_both_fit(&*sink).await;
 }
@@ -300,20 +300,20 @@ const DEFINITIONS: &str = "SELECT group_concat(sql, ';') FROM sqlite_master";
 async fn sqlite_widens_the_key_of_a_file_in_use() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("x.db");
-    let inside = old_file(&file).await;
-    inside.execute_batch("BEGIN").unwrap();
-    assert_eq!(number(&inside, "SELECT count(*) FROM names"), 5_000);
+    let open_reader = old_file(&file).await;
+    open_reader.execute_batch("BEGIN").unwrap();
+    assert_eq!(number(&open_reader, "SELECT count(*) FROM names"), 5_000);
     let stop = Arc::new(AtomicBool::new(false));
     let reader = std::thread::spawn({
         let (stop, file) = (stop.clone(), file.clone());
         move || {
             let connection = rusqlite::Connection::open(file).unwrap();
-            let mut looks = 0;
+            let mut reads = 0;
             while !stop.load(Ordering::Relaxed) {
                 assert_eq!(number(&connection, "SELECT count(*) FROM inventory"), 5_000);
-                looks += 1;
+                reads += 1;
             }
-            looks
+            reads
         }
     });
     let opening: Vec<_> = (0..4)
@@ -324,9 +324,9 @@ async fn sqlite_widens_the_key_of_a_file_in_use() {
         .collect();
     let sinks = futures::future::join_all(opening).await;
     // A reader that began before still sees the old state; the migration did not wait for it.
-    assert_eq!(number(&inside, "SELECT count(*) FROM names"), 5_000);
-    assert_eq!(number(&inside, "PRAGMA user_version"), 3);
-    inside.execute_batch("COMMIT").unwrap();
+    assert_eq!(number(&open_reader, "SELECT count(*) FROM names"), 5_000);
+    assert_eq!(number(&open_reader, "PRAGMA user_version"), 3);
+    open_reader.execute_batch("COMMIT").unwrap();
     stop.store(true, Ordering::Relaxed);
     assert!(reader.join().unwrap() > 0);
 
@@ -344,7 +344,7 @@ async fn sqlite_widens_the_key_of_a_file_in_use() {
         ("SELECT count(*) FROM pragma_table_info('inventory') WHERE pk > 0", 7),
         ("SELECT count(*) FROM sqlite_master WHERE name LIKE '%widened%'", 0),
     ] {
-        assert_eq!(number(&inside, query), expected, "{query}");
+        assert_eq!(number(&open_reader, query), expected, "{query}");
     }
 }
 
@@ -373,7 +373,7 @@ async fn sqlite_keeps_the_old_key_of_existing_files() {
     // Files of earlier versions cannot be used without a migration.
     let file = dir.path().join("second.db");
     old_file(&file).await.execute_batch("PRAGMA user_version = 2").unwrap();
-    let refused = kollect_sinks::open(&file_plan(&file, "existing"), &Policy::default()).await;
+    let refused = kollect_sinks::open(&file_plan(&file, "existing"), &SinkPolicy::default()).await;
     let Err(error) = refused else { unreachable!("no DDL in existing files") };
     assert_eq!(error.reason, SinkReason::Incompatible);
     assert!(error.to_string().contains("mode ensure"), "{error}");

@@ -4,15 +4,15 @@ use std::{error::Error, time::Duration};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kollect_model::{
-    batch::{Baseline, Batch, Delta, Removed},
+    batch::{Baseline, Batch, Delta, RemovedRow},
     sink::{ErrorClass, Sink, SinkError, SinkReason, SinkSpec},
 };
-use kollect_sinks::{Plan, Policy, Secrets, plan, plan_out};
+use kollect_sinks::{Plan, Secrets, SinkPolicy, plan, plan_out};
 use kollect_testbed::Postgres;
 use serde_json::{Value, json};
 
 use crate::conformance::{
-    Sql, added, assert_holds, changed, claimant, conformance, gone, holding, inventory, row, write,
+    Sql, added, assert_holds, changed, claimant, conformance, holding, inventory, removed, row, write,
 };
 
 /// A schema of its own on the shared server.
@@ -43,7 +43,7 @@ pub(crate) fn planned(dsn: &str, schema: &str, mode: &str) -> Plan {
 }
 
 async fn open(plan: &Plan) -> Result<Box<dyn Sink>, SinkError> {
-    kollect_sinks::open(plan, &Policy::default()).await
+    kollect_sinks::open(plan, &SinkPolicy::default()).await
 }
 
 pub(crate) async fn opened(server: &Postgres, schema: &str) -> Box<dyn Sink> {
@@ -56,7 +56,7 @@ async fn refused(plan: &Plan) -> SinkError {
 }
 
 /// A session that has run `statements` in an open transaction: its locks block others.
-pub(crate) async fn holding_up(server: &Postgres, statements: &str) -> tokio_postgres::Client {
+pub(crate) async fn locking_session(server: &Postgres, statements: &str) -> tokio_postgres::Client {
     let (client, connection) = tokio_postgres::connect(&server.dsn(), tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(connection);
     client.batch_execute(&format!("BEGIN; {statements}")).await.unwrap();
@@ -64,7 +64,7 @@ pub(crate) async fn holding_up(server: &Postgres, statements: &str) -> tokio_pos
 }
 
 /// Everything of an error that a user or a log could show.
-pub(crate) fn told(error: &SinkError) -> String {
+pub(crate) fn full_text(error: &SinkError) -> String {
     let mut text = format!("{error} {error:?}");
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -75,7 +75,7 @@ pub(crate) fn told(error: &SinkError) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_conforms() {
+async fn postgresql_conforms() {
     let server = schema("conforms");
     let sql =
         async |statement: &str| server.psql(&format!("SET search_path = conforms; {statement}")).unwrap();
@@ -83,7 +83,7 @@ async fn it_conforms() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn existing_never_creates() {
+async fn provisioning_mode_existing_never_creates_a_table() {
     let server = schema("existing");
     let plan = planned(&server.dsn(), "existing", "existing");
     let tables = "SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = 'existing'";
@@ -151,7 +151,7 @@ async fn tables_of_the_go_implementation_are_migrated() {
     let delta = Delta {
         added: vec![two.clone()],
         changed: vec![changed(&one)],
-        removed: vec![Removed { key: node.clone(), before: None }],
+        removed: vec![RemovedRow { key: node.clone(), before: None }],
     };
     write(sink, &all, Some("c1"), &delta).await.unwrap();
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&one, &two]));
@@ -181,7 +181,7 @@ async fn two_tables_of_one_schema_do_not_fence_each_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_may_not_enter_is_told_so_and_nothing_leaks() {
+async fn a_user_without_access_gets_an_error_that_says_why_and_holds_no_secret() {
     let server = schema("guarded");
     server
         .psql("CREATE ROLE with_password; CREATE ROLE guest LOGIN PASSWORD 'hunter2' IN ROLE with_password; GRANT USAGE ON SCHEMA guarded TO guest")
@@ -212,10 +212,10 @@ async fn who_may_not_enter_is_told_so_and_nothing_leaks() {
     ] {
         let plan = planned(&dsn, "guarded", "ensure");
         let error = refused(&plan).await;
-        let told = format!("{} {plan:?} {:?}", told(&error), secrets(&dsn));
-        assert_eq!((error.reason, error.class()), (reason, class), "{told}");
+        let text = format!("{} {plan:?} {:?}", full_text(&error), secrets(&dsn));
+        assert_eq!((error.reason, error.class()), (reason, class), "{text}");
         for secret in ["hunter2", "wrongword", &dsn] {
-            assert!(!told.contains(secret), "{told}");
+            assert!(!text.contains(secret), "{text}");
         }
     }
     let sink = open(&planned(&dsn(":hunter2", "postgres"), "guarded", "ensure")).await.unwrap();
@@ -229,7 +229,7 @@ async fn who_may_not_enter_is_told_so_and_nothing_leaks() {
             (error.reason, error.class()),
             (SinkReason::Forbidden, ErrorClass::Forbidden),
             "{}",
-            told(&error)
+            full_text(&error)
         );
     }
     server.psql("GRANT ALL ON ALL TABLES IN SCHEMA guarded TO guest").unwrap();
@@ -255,9 +255,9 @@ async fn who_may_not_enter_is_told_so_and_nothing_leaks() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_accepts_and_says_nothing_is_unreachable() {
-    let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let dsn = format!("postgres://guest@127.0.0.1:{}/postgres", silent.local_addr().unwrap().port());
+async fn a_server_that_accepts_connections_and_does_not_answer_is_unreachable() {
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let dsn = format!("postgres://guest@127.0.0.1:{}/postgres", listener.local_addr().unwrap().port());
     let error = refused(&planned(&dsn, "public", "ensure")).await;
     assert_eq!(error.reason, SinkReason::Unreachable);
     assert!(error.to_string().ends_with("no answer within 10 s"), "{error}");
@@ -296,7 +296,7 @@ fn command_lines_and_secrets_are_checked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_dies_in_mid_write_has_all_or_nothing() {
+async fn a_server_that_crashes_during_a_write_has_the_whole_delta_or_nothing() {
     let mut server = Postgres::start().unwrap();
     let sink = opened(&server, "public").await;
     let all = inventory("", "all");
@@ -307,7 +307,7 @@ async fn a_server_that_dies_in_mid_write_has_all_or_nothing() {
     let claim = sink.claim(&all, &claimant(Some("c1"))).await.unwrap();
     let batch = Batch::new(&all, &claim, &delta);
     // The last row is locked, so the write cannot end.
-    let lock = holding_up(&server, "SELECT FROM inventory WHERE source_uid = 'u19999' FOR UPDATE").await;
+    let lock = locking_session(&server, "SELECT FROM inventory WHERE source_uid = 'u19999' FOR UPDATE").await;
     let crash = async {
         tokio::time::sleep(Duration::from_millis(500)).await;
         tokio::task::block_in_place(|| server.crash());
@@ -318,13 +318,13 @@ async fn a_server_that_dies_in_mid_write_has_all_or_nothing() {
         (error.reason, error.class()),
         (SinkReason::Unreachable, ErrorClass::Transient),
         "{}",
-        told(&error)
+        full_text(&error)
     );
     drop(lock);
     let error = sink.baseline(&all).await.unwrap_err();
     assert_eq!(error.reason, SinkReason::Unreachable);
-    let down = refused(&planned(&server.dsn(), "public", "ensure")).await;
-    assert_eq!(down.reason, SinkReason::Unreachable);
+    let error_while_down = refused(&planned(&server.dsn(), "public", "ensure")).await;
+    assert_eq!(error_while_down.reason, SinkReason::Unreachable);
 
     server.resume().unwrap();
     let sink = opened(&server, "public").await;
@@ -334,7 +334,7 @@ async fn a_server_that_dies_in_mid_write_has_all_or_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn readers_never_see_a_half() {
+async fn readers_never_see_a_part_of_a_delta() {
     let server = schema("halves");
     let sink = opened(server, "halves").await;
     let all = inventory("", "all");
@@ -347,23 +347,22 @@ async fn readers_never_see_a_half() {
         let (client, connection) =
             tokio_postgres::connect(&server.dsn(), tokio_postgres::NoTls).await.unwrap();
         tokio::spawn(connection);
-        let question =
-            "SELECT count(*), count(DISTINCT payload -> 'attributes' -> 'v') FROM halves.inventory";
-        let mut looks = 0;
+        let query = "SELECT count(*), count(DISTINCT payload -> 'attributes' -> 'v') FROM halves.inventory";
+        let mut reads = 0;
         while !*stopped.borrow() {
-            let seen = client.query_one(question, &[]).await.unwrap();
+            let seen = client.query_one(query, &[]).await.unwrap();
             let seen: (i64, i64) = (seen.get(0), seen.get(1));
             assert_eq!(seen, (5_000, 1));
-            looks += 1;
+            reads += 1;
         }
-        looks
+        reads
     });
     for version in 1..=5 {
         let delta = Delta { changed: rows(version).iter().map(changed).collect(), ..Delta::default() };
         write(&*sink, &all, None, &delta).await.unwrap();
         let delta = Delta {
             added: rows(version + 100),
-            removed: rows(version).iter().map(|row| gone(row)).collect(),
+            removed: rows(version).iter().map(|row| removed(row)).collect(),
             ..Delta::default()
         };
         write(&*sink, &all, None, &delta).await.unwrap();
@@ -386,7 +385,7 @@ async fn a_cancelled_write_leaves_nothing_and_the_sink_usable() {
     let batch = Batch::new(&all, &claim, &delta);
     // The last row is locked, so the write cannot end.
     let locked = "SELECT FROM cancelled.inventory WHERE source_uid = 'u1999' FOR UPDATE";
-    let lock = holding_up(server, locked).await;
+    let lock = locking_session(server, locked).await;
     tokio::time::timeout(Duration::from_millis(500), sink.write(&batch)).await.unwrap_err();
     lock.batch_execute("ROLLBACK").await.unwrap();
     assert_holds(&*sink, &all, &rows(1)).await;
@@ -400,46 +399,52 @@ async fn a_locked_inventory_is_busy() {
     let sink = opened(server, "locked").await;
     let all = inventory("", "all");
     let claim = sink.claim(&all, &claimant(None)).await.unwrap();
-    let lock = holding_up(server, "SELECT FROM locked.kollect_bindings FOR UPDATE").await;
+    let lock = locking_session(server, "SELECT FROM locked.kollect_bindings FOR UPDATE").await;
     let delta = added(&[row("u1", "{}")]);
     let batch = Batch::new(&all, &claim, &delta);
     let error = sink.write(&batch).await.unwrap_err();
-    assert_eq!((error.reason, error.class()), (SinkReason::Busy, ErrorClass::Transient), "{}", told(&error));
+    assert_eq!(
+        (error.reason, error.class()),
+        (SinkReason::Busy, ErrorClass::Transient),
+        "{}",
+        full_text(&error)
+    );
     lock.batch_execute("ROLLBACK").await.unwrap();
     sink.write(&batch).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn servers_prove_who_they_are() {
+async fn certificates_of_servers_are_checked_by_sslmode() {
     let server = Postgres::start_with_tls("localhost").unwrap();
-    let stranger = Postgres::start_with_tls("localhost").unwrap();
+    let other_server = Postgres::start_with_tls("localhost").unwrap();
     let bundle = |server: &Postgres| json!({ "caBundle": STANDARD.encode(server.certificate().unwrap()) });
-    let (own, foreign, anybody) = (bundle(&server), bundle(&stranger), json!({ "insecureSkipVerify": true }));
-    let none = json!({});
+    let (own_authority, other_authority, any_server) =
+        (bundle(&server), bundle(&other_server), json!({ "insecureSkipVerify": true }));
+    let no_settings = json!({});
     let good = None;
     let bad = Some(SinkReason::Incompatible);
     for (host, mode, tls, expected) in [
-        ("localhost", "?sslmode=verify-full", &own, good),
-        ("127.0.0.1", "?sslmode=verify-full", &own, bad),
-        ("localhost", "?sslmode=verify-full", &foreign, bad),
-        ("localhost", "?sslmode=verify-full", &none, bad),
-        ("127.0.0.1", "?sslmode=verify-full", &anybody, good),
-        ("127.0.0.1", "?sslmode=verify-ca", &own, good),
-        ("127.0.0.1", "?sslmode=verify-ca", &foreign, bad),
-        ("127.0.0.1", "?sslmode=require", &own, good),
-        ("127.0.0.1", "?sslmode=require", &foreign, bad),
-        ("127.0.0.1", "?sslmode=require", &none, good),
-        ("127.0.0.1", "?sslmode=prefer", &none, good),
-        ("localhost", "", &own, good),
-        ("127.0.0.1", "", &own, bad),
-        ("127.0.0.1", "?sslmode=disable", &none, good),
+        ("localhost", "?sslmode=verify-full", &own_authority, good),
+        ("127.0.0.1", "?sslmode=verify-full", &own_authority, bad),
+        ("localhost", "?sslmode=verify-full", &other_authority, bad),
+        ("localhost", "?sslmode=verify-full", &no_settings, bad),
+        ("127.0.0.1", "?sslmode=verify-full", &any_server, good),
+        ("127.0.0.1", "?sslmode=verify-ca", &own_authority, good),
+        ("127.0.0.1", "?sslmode=verify-ca", &other_authority, bad),
+        ("127.0.0.1", "?sslmode=require", &own_authority, good),
+        ("127.0.0.1", "?sslmode=require", &other_authority, bad),
+        ("127.0.0.1", "?sslmode=require", &no_settings, good),
+        ("127.0.0.1", "?sslmode=prefer", &no_settings, good),
+        ("localhost", "", &own_authority, good),
+        ("127.0.0.1", "", &own_authority, bad),
+        ("127.0.0.1", "?sslmode=disable", &no_settings, good),
     ] {
         let dsn = format!("postgres://postgres@{host}:{}/postgres{mode}", server.port());
         let plan =
             plan(&spec("public", "ensure", tls.clone())).unwrap().with_secrets(&secrets(&dsn)).unwrap();
         let outcome = open(&plan).await;
         let reason = outcome.as_ref().err().map(|error| error.reason);
-        assert_eq!(reason, expected, "{host} {mode} {tls}: {:?}", outcome.as_ref().err().map(told));
+        assert_eq!(reason, expected, "{host} {mode} {tls}: {:?}", outcome.as_ref().err().map(full_text));
         if outcome.is_ok() {
             let encrypted = server.psql("SELECT ssl FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name = 'kollect'").unwrap();
             assert_eq!(encrypted, if mode.ends_with("disable") { "f\n" } else { "t\n" }, "{host} {mode}");

@@ -3,12 +3,12 @@
 use kollect_model::batch::Delta;
 
 use crate::{
-    conformance::{added, assert_holds, gone, inventory, row, write},
+    conformance::{added, assert_holds, inventory, removed, row, write},
     postgres::{opened, schema},
 };
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_value_that_the_server_refuses_is_named() {
+async fn a_row_that_the_server_refuses_is_named() {
     let server = schema("refusing");
     let sink = opened(server, "refusing").await;
     let all = inventory("", "all");
@@ -41,25 +41,26 @@ async fn a_value_that_the_server_refuses_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_refused_rows_hold_up_no_other_row() {
+async fn other_rows_are_written_beside_many_refused_rows() {
     let server = schema("refusing_many");
     let sink = opened(server, "refusing_many").await;
     server.psql("ALTER TABLE refusing_many.inventory ADD CHECK (source_uid NOT LIKE 'no%')").unwrap();
     let all = inventory("", "all");
-    let gone_later = row("gone later", "{}");
-    write(&*sink, &all, None, &added(std::slice::from_ref(&gone_later))).await.unwrap();
+    let removed_later = row("gone later", "{}");
+    write(&*sink, &all, None, &added(std::slice::from_ref(&removed_later))).await.unwrap();
     // Every fourth row, and one block of rows.
-    for (name, is_bad) in [("scattered", (|i| i % 4 == 0) as fn(usize) -> bool), ("block", |i| i < 250)] {
-        let uid = |i: usize| if is_bad(i) { format!("no {name} {i}") } else { format!("{name} {i}") };
+    for (name, is_refused) in [("scattered", (|i| i % 4 == 0) as fn(usize) -> bool), ("block", |i| i < 250)] {
+        let uid = |i: usize| if is_refused(i) { format!("no {name} {i}") } else { format!("{name} {i}") };
         let rows: Vec<_> = (0..1_000).map(|i| row(&uid(i), "{}")).collect();
-        let delta = Delta { added: rows.clone(), removed: vec![gone(&gone_later)], ..Delta::default() };
+        let delta = Delta { added: rows.clone(), removed: vec![removed(&removed_later)], ..Delta::default() };
         let receipt = write(&*sink, &all, None, &delta).await.unwrap();
-        let (bad, good): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.key.uid.starts_with("no"));
+        let (refused_rows, accepted_rows): (Vec<_>, Vec<_>) =
+            rows.iter().partition(|row| row.key.uid.starts_with("no"));
         let refused: Vec<_> = receipt.refused.iter().map(|refusal| refusal.key.clone()).collect();
-        assert_eq!(refused, bad.iter().map(|row| row.key.clone()).collect::<Vec<_>>());
-        assert!(receipt.refused[249].why.contains(&*bad[249].key.uid), "{:?}", receipt.refused[249]);
-        assert_holds(&*sink, &all, good.iter().copied()).await;
-        let removed = good.iter().map(|row| gone(row)).collect();
+        assert_eq!(refused, refused_rows.iter().map(|row| row.key.clone()).collect::<Vec<_>>());
+        assert!(receipt.refused[249].why.contains(&*refused_rows[249].key.uid), "{:?}", receipt.refused[249]);
+        assert_holds(&*sink, &all, accepted_rows.iter().copied()).await;
+        let removed = accepted_rows.iter().map(|row| removed(row)).collect();
         write(&*sink, &all, None, &Delta { removed, ..Delta::default() }).await.unwrap();
     }
 }

@@ -7,22 +7,22 @@ use kollect_model::{
     batch::Batch,
     sink::{Sink, SinkReason},
 };
-use kollect_sinks::{Guard, Network, Plan, Policy, SinkSettings, Sinks};
+use kollect_sinks::{AddressGuard, Network, Plan, SinkPolicy, SinkSettings, Sinks};
 use kollect_testbed::Postgres;
 
 use crate::{
     conformance::{added, assert_holds, claimant, inventory, row, write},
-    postgres::{holding_up, planned, schema},
+    postgres::{locking_session, planned, schema},
 };
 
 /// A plan whose sessions have the name of the test.
-fn named(server: &Postgres, name: &str) -> Plan {
+fn plan_named(server: &Postgres, name: &str) -> Plan {
     let dsn = format!("{}?application_name={name}", server.dsn());
     planned(&dsn, name, "ensure")
 }
 
 async fn open(sinks: &Sinks, plan: &Plan) -> Box<dyn Sink> {
-    sinks.open(plan, &Policy::default()).await.unwrap()
+    sinks.open(plan, &SinkPolicy::default()).await.unwrap()
 }
 
 /// How many sessions of a test the server has.
@@ -33,9 +33,9 @@ fn sessions(server: &Postgres, name: &str) -> usize {
     server.psql(&count).unwrap().trim().parse().unwrap()
 }
 
-async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+async fn wait_until(what: &str, mut is_true: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(30);
-    while !is_so() {
+    while !is_true() {
         assert!(Instant::now() < deadline, "not within 30 s: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -45,36 +45,36 @@ async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 async fn fifty_inventories_need_four_sessions() {
     let server = schema("crowd");
     let sinks = Sinks::default();
-    let plan = named(server, "crowd");
+    let plan = plan_named(server, "crowd");
     let (done, mut watching) = tokio::sync::watch::channel(false);
-    let most = tokio::spawn(async move {
-        let mut most = 0;
+    let max_sessions = tokio::spawn(async move {
+        let mut max_sessions = 0;
         while !*watching.borrow_and_update() {
-            most = most.max(tokio::task::block_in_place(|| sessions(server, "crowd")));
+            max_sessions = max_sessions.max(tokio::task::block_in_place(|| sessions(server, "crowd")));
         }
-        most
+        max_sessions
     });
     let bindings = join_all((0..50).map(|number| {
         let (sinks, plan) = (sinks.clone(), plan.clone());
         tokio::spawn(async move {
             let sink = open(&sinks, &plan).await;
-            let place = inventory("", &format!("i{number}"));
+            let own = inventory("", &format!("i{number}"));
             for version in 0..5 {
                 let rows = [row("u1", &format!(r#"{{"v":{version}}}"#))];
-                write(&*sink, &place, None, &added(&rows)).await.unwrap();
-                assert_holds(&*sink, &place, &rows).await;
+                write(&*sink, &own, None, &added(&rows)).await.unwrap();
+                assert_holds(&*sink, &own, &rows).await;
             }
             sink
         })
     }))
     .await;
     done.send(true).unwrap();
-    let most = most.await.unwrap();
-    assert!((2..=4).contains(&most), "{most} sessions at once");
+    let max_sessions = max_sessions.await.unwrap();
+    assert!((2..=4).contains(&max_sessions), "{max_sessions} sessions at once");
     assert!(sessions(server, "crowd") <= 4);
     // Dropping the last sink closes the sessions.
     drop(bindings);
-    until("all sessions are closed", || sessions(server, "crowd") == 0).await;
+    wait_until("all sessions are closed", || sessions(server, "crowd") == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -98,16 +98,18 @@ async fn sinks_of_two_tables_share_sessions() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_waits_for_a_lock_does_not_hold_up_the_others() {
+async fn a_write_that_waits_for_a_lock_does_not_block_other_writes() {
     let server = schema("stalled");
     let sinks = Sinks::default();
-    let plan = named(server, "stalled");
-    let (stalled, free) = (open(&sinks, &plan).await, open(&sinks, &plan).await);
+    let plan = plan_named(server, "stalled");
+    let (blocked, free) = (open(&sinks, &plan).await, open(&sinks, &plan).await);
     let (one, two) = (inventory("", "one"), inventory("", "two"));
-    let claim = stalled.claim(&one, &claimant(None)).await.unwrap();
-    let lock =
-        holding_up(server, "SELECT FROM stalled.kollect_bindings WHERE inventory_name = 'one' FOR UPDATE")
-            .await;
+    let claim = blocked.claim(&one, &claimant(None)).await.unwrap();
+    let lock = locking_session(
+        server,
+        "SELECT FROM stalled.kollect_bindings WHERE inventory_name = 'one' FOR UPDATE",
+    )
+    .await;
     let delta = added(&[row("u1", "{}")]);
     let batch = Batch::new(&one, &claim, &delta);
     let others = async {
@@ -116,37 +118,37 @@ async fn one_that_waits_for_a_lock_does_not_hold_up_the_others() {
         }
         lock.batch_execute("ROLLBACK").await.unwrap();
     };
-    let (outcome, ()) = tokio::join!(stalled.write(&batch), others);
+    let (outcome, ()) = tokio::join!(blocked.write(&batch), others);
     outcome.unwrap();
     assert_eq!(sessions(server, "stalled"), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_binding_that_finds_all_sessions_taken_waits_in_line() {
+async fn a_write_waits_while_all_sessions_are_in_use() {
     let server = schema("queue");
     let sinks = Sinks::default();
-    let plan = named(server, "queue");
+    let plan = plan_named(server, "queue");
     let delta = added(&[row("u1", "{}")]);
-    let mut stalled = Vec::new();
+    let mut blocked = Vec::new();
     for number in 0..4 {
         let sink = open(&sinks, &plan).await;
-        let place = inventory("", &format!("i{number}"));
-        let claim = sink.claim(&place, &claimant(None)).await.unwrap();
-        stalled.push((sink, place, claim));
+        let own = inventory("", &format!("i{number}"));
+        let claim = sink.claim(&own, &claimant(None)).await.unwrap();
+        blocked.push((sink, own, claim));
     }
     let fifth = open(&sinks, &plan).await;
-    let lock = holding_up(server, "SELECT FROM queue.kollect_bindings FOR UPDATE").await;
-    let writes = join_all(stalled.iter().map(async |(sink, place, claim)| {
-        sink.write(&Batch::new(place, claim, &delta)).await.unwrap();
+    let lock = locking_session(server, "SELECT FROM queue.kollect_bindings FOR UPDATE").await;
+    let writes = join_all(blocked.iter().map(async |(sink, inventory, claim)| {
+        sink.write(&Batch::new(inventory, claim, &delta)).await.unwrap();
     }));
     let last = async {
-        until("four sessions wait for the lock", || {
+        wait_until("four sessions wait for the lock", || {
             let waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'queue' AND wait_event_type = 'Lock'";
             server.psql(waiting).unwrap() == "4\n"
         })
         .await;
-        let place = inventory("", "fifth");
-        let mut write = std::pin::pin!(write(&*fifth, &place, None, &delta));
+        let last_inventory = inventory("", "fifth");
+        let mut write = std::pin::pin!(write(&*fifth, &last_inventory, None, &delta));
         tokio::time::timeout(Duration::from_millis(300), &mut write).await.unwrap_err();
         assert_eq!(sessions(server, "queue"), 4);
         lock.batch_execute("ROLLBACK").await.unwrap();
@@ -157,7 +159,7 @@ async fn a_binding_that_finds_all_sessions_taken_waits_in_line() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_changed_password_is_another_server() {
+async fn a_changed_password_opens_new_sessions() {
     let server = schema("rotated");
     server
         .psql("CREATE ROLE rotating LOGIN PASSWORD 'one'; CREATE ROLE with_password; GRANT with_password TO rotating; GRANT ALL ON SCHEMA rotated TO rotating")
@@ -175,35 +177,35 @@ async fn a_changed_password_is_another_server() {
     };
     let sinks = Sinks::default();
     let before = open(&sinks, &plan("one")).await;
-    let Err(error) = sinks.open(&plan("two"), &Policy::default()).await else {
+    let Err(error) = sinks.open(&plan("two"), &SinkPolicy::default()).await else {
         unreachable!("an open session must not open for a wrong password");
     };
     assert_eq!(error.reason, SinkReason::Forbidden);
-    until("the refused session is gone", || sessions(server, "rotated") == 1).await;
+    wait_until("the refused session is gone", || sessions(server, "rotated") == 1).await;
     server.psql("ALTER ROLE rotating PASSWORD 'two'").unwrap();
     let after = open(&sinks, &plan("two")).await;
     assert_eq!(sessions(server, "rotated"), 2);
     drop(before);
-    until("the sessions of the old password are closed", || sessions(server, "rotated") == 1).await;
+    wait_until("the sessions of the old password are closed", || sessions(server, "rotated") == 1).await;
     after.check().await.unwrap();
 }
 
 /// Namespaces share sessions if they may reach the same servers. An open session does not bypass the policy.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_open_session_is_for_those_who_may_connect_themselves() {
+async fn an_open_session_does_not_bypass_the_address_policy() {
     let server = schema("reach");
-    let of = |namespace: &str, allowed: &[&str]| {
+    let policy_of = |namespace: &str, allowed: &[&str]| {
         let allowed = allowed.iter().map(|range| range.parse().unwrap()).collect();
-        let guard = Guard { namespace: namespace.into(), allowed, ..Guard::default() };
-        Policy { network: Network::Guarded(guard), ..Policy::default() }
+        let guard = AddressGuard { namespace: namespace.into(), allowed, ..AddressGuard::default() };
+        SinkPolicy { network: Network::Guarded(guard), ..SinkPolicy::default() }
     };
-    let (sinks, plan) = (Sinks::default(), named(server, "reach"));
+    let (sinks, plan) = (Sinks::default(), plan_named(server, "reach"));
     let loopback = ["127.0.0.0/8", "::1/128"];
-    let first = sinks.open(&plan, &of("team-a", &loopback)).await.unwrap();
-    let second = sinks.open(&plan, &of("team-b", &loopback)).await.unwrap();
+    let first = sinks.open(&plan, &policy_of("team-a", &loopback)).await.unwrap();
+    let second = sinks.open(&plan, &policy_of("team-b", &loopback)).await.unwrap();
     assert_eq!(sessions(server, "reach"), 1);
-    let Err(error) = sinks.open(&plan, &of("team-c", &[])).await else {
-        unreachable!("an open session must not open for those who may not connect");
+    let Err(error) = sinks.open(&plan, &policy_of("team-c", &[])).await else {
+        unreachable!("an open session must not open for a namespace that may not connect");
     };
     assert_eq!(error.reason, SinkReason::Forbidden);
     assert!(error.to_string().contains("--allow-sink-cidrs team-c=CIDR"), "{error}");
@@ -215,21 +217,21 @@ async fn unused_sessions_are_closed() {
     let server = schema("idle");
     let sinks =
         Sinks::new(&SinkSettings { idle_limit: Some(Duration::from_millis(300)), ..SinkSettings::default() });
-    let sink = open(&sinks, &named(server, "idle")).await;
+    let sink = open(&sinks, &plan_named(server, "idle")).await;
     assert_eq!(sessions(server, "idle"), 1);
-    until("the session is closed", || sessions(server, "idle") == 0).await;
+    wait_until("the session is closed", || sessions(server, "idle") == 0).await;
     let all = inventory("", "all");
     let rows = [row("u1", "{}")];
     write(&*sink, &all, None, &added(&rows)).await.unwrap();
     assert_holds(&*sink, &all, &rows).await;
-    until("the next session is closed too", || sessions(server, "idle") == 0).await;
+    wait_until("the next session is closed too", || sessions(server, "idle") == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sessions_that_were_killed_are_replaced() {
     let server = schema("killed");
     let sinks = Sinks::default();
-    let sink = open(&sinks, &named(server, "killed")).await;
+    let sink = open(&sinks, &plan_named(server, "killed")).await;
     let all = inventory("", "all");
     for version in 0..3 {
         let rows = [row("u1", &format!(r#"{{"v":{version}}}"#))];
@@ -243,7 +245,7 @@ async fn sessions_that_were_killed_are_replaced() {
             assert!(Instant::now() < deadline, "{error}");
         }
         assert_holds(&*sink, &all, &rows).await;
-        until("the killed session is gone", || sessions(server, "killed") == 1).await;
+        wait_until("the killed session is gone", || sessions(server, "killed") == 1).await;
     }
 }
 
@@ -251,38 +253,38 @@ async fn sessions_that_were_killed_are_replaced() {
 async fn a_cancelled_write_frees_its_locks_and_its_session() {
     let server = schema("abandoned");
     let sinks = Sinks::default();
-    let sink = open(&sinks, &named(server, "abandoned")).await;
+    let sink = open(&sinks, &plan_named(server, "abandoned")).await;
     let all = inventory("", "all");
     let rows = [row("u1", "{}")];
     write(&*sink, &all, None, &added(&rows)).await.unwrap();
     let claim = sink.claim(&all, &claimant(None)).await.unwrap();
-    let lock = holding_up(server, "SELECT FROM abandoned.inventory FOR UPDATE").await;
+    let lock = locking_session(server, "SELECT FROM abandoned.inventory FOR UPDATE").await;
     let delta = added(&[row("u1", r#"{"v":2}"#)]);
     for _ in 0..8 {
         let batch = Batch::new(&all, &claim, &delta);
         let write = sink.write(&batch);
         tokio::time::timeout(Duration::from_millis(100), write).await.unwrap_err();
-        until("no more than four sessions are open", || sessions(server, "abandoned") <= 4).await;
+        wait_until("no more than four sessions are open", || sessions(server, "abandoned") <= 4).await;
     }
     // Much earlier than lock_timeout would end it.
-    let begin = Instant::now();
-    until("nobody waits for the lock", || {
+    let began = Instant::now();
+    wait_until("no session waits for the lock", || {
         let waiting =
             "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'abandoned' AND state <> 'idle'";
         server.psql(waiting).unwrap() == "0\n"
     })
     .await;
-    assert!(begin.elapsed() < Duration::from_secs(8), "{:?}", begin.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
     lock.batch_execute("ROLLBACK").await.unwrap();
     assert_holds(&*sink, &all, &rows).await;
     sink.write(&Batch::new(&all, &claim, &delta)).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tables_that_come_back_are_seen_by_all_who_share_sessions() {
+async fn tables_that_were_created_again_are_used_by_all_sinks_that_share_sessions() {
     let server = schema("dropped");
     let sinks = Sinks::default();
-    let plan = named(server, "dropped");
+    let plan = plan_named(server, "dropped");
     let (one, two) = (open(&sinks, &plan).await, open(&sinks, &plan).await);
     let all = inventory("", "all");
     let rows = [row("u1", "{}")];

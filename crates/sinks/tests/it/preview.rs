@@ -1,7 +1,7 @@
 //! Previews against a real server: the statements that they show work.
 
 use kollect_model::{crd::sinks::Preview, sink::SinkSpec};
-use kollect_sinks::{Policy, open, plan};
+use kollect_sinks::{SinkPolicy, open, plan};
 use serde_json::{Value, json};
 
 use crate::postgres;
@@ -12,7 +12,7 @@ fn preview(spec: SinkSpec) -> Preview {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_statements_of_a_preview_make_a_table_that_is_good_enough() {
+async fn the_statements_of_a_preview_create_a_usable_table() {
     let server = kollect_testbed::Postgres::shared();
     let ddl = |schema: &str| {
         preview(postgres::spec(schema, "existing", json!({}))).postgres.unwrap().expected_ddl.unwrap()
@@ -20,12 +20,12 @@ async fn the_statements_of_a_preview_make_a_table_that_is_good_enough() {
     server.psql(&ddl("previewed")).unwrap();
     // `existing` opens only a complete table.
     let plan = postgres::planned(&server.dsn(), "previewed", "existing");
-    open(&plan, &Policy::default()).await.unwrap();
+    open(&plan, &SinkPolicy::default()).await.unwrap();
     assert!(!ddl("public").contains("CREATE SCHEMA"), "it is always there");
 }
 
 #[tokio::test]
-async fn the_statements_of_a_preview_make_a_file_that_is_good_enough() {
+async fn the_statements_of_a_preview_create_a_usable_file() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("x.db");
     let spec = || {
@@ -37,7 +37,7 @@ async fn the_statements_of_a_preview_make_a_file_that_is_good_enough() {
     assert_eq!(shown.warnings.len(), 1, "{shown:?}");
     let ddl = shown.sqlite.unwrap().expected_ddl.unwrap();
     rusqlite::Connection::open(&file).unwrap().execute_batch(&ddl).unwrap();
-    open(&plan(&spec()).unwrap(), &Policy::default()).await.unwrap();
+    open(&plan(&spec()).unwrap(), &SinkPolicy::default()).await.unwrap();
 }
 
 #[test]

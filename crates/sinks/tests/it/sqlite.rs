@@ -6,10 +6,10 @@ use kollect_model::{
     batch::{Delta, InventoryId},
     sink::{ErrorClass, Sink, SinkReason, SinkSpec},
 };
-use kollect_sinks::{Files, Policy, open, plan};
+use kollect_sinks::{FilePolicy, SinkPolicy, open, plan};
 use serde_json::json;
 
-use crate::conformance::{self, Sql, changed, conformance, gone, row};
+use crate::conformance::{self, Sql, changed, conformance, removed, row};
 
 fn inventory(cluster: &str) -> InventoryId {
     InventoryId { cluster: cluster.into(), namespace: Some("team".into()), name: "all".into() }
@@ -21,11 +21,11 @@ fn spec(file: &Path, mode: &str) -> SinkSpec {
 }
 
 async fn open_file(file: &Path) -> Box<dyn Sink> {
-    open(&plan(&spec(file, "ensure")).unwrap(), &Policy::default()).await.unwrap()
+    open(&plan(&spec(file, "ensure")).unwrap(), &SinkPolicy::default()).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_conforms() {
+async fn sqlite_conforms() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("x.db");
     let sql = async |statement: &str| run_sql(&file, statement);
@@ -63,8 +63,8 @@ async fn rows_come_back_as_they_were_written() {
     let dir = tempfile::tempdir().unwrap();
     let sink = open_file(&dir.path().join("x.db")).await;
     sink.check().await.unwrap();
-    let awkward = r#"{"n":9223372036854775807,"s":"it's \"quoted\" \u0000 🦀"}"#;
-    let (one, two) = (row("u1", awkward), row("u2", "{}"));
+    let unusual = r#"{"n":9223372036854775807,"s":"it's \"quoted\" \u0000 🦀"}"#;
+    let (one, two) = (row("u1", unusual), row("u2", "{}"));
     let delta = Delta { added: vec![one.clone(), two.clone()], ..Delta::default() };
     write(&*sink, "", Some("c1"), &delta).await.unwrap();
     let baseline = sink.baseline(&inventory("")).await.unwrap();
@@ -72,7 +72,7 @@ async fn rows_come_back_as_they_were_written() {
     assert_eq!(baseline.len(), 2);
 
     let second = row("u1", r#"{"n":1}"#);
-    let delta = Delta { changed: vec![changed(&second)], removed: vec![gone(&two)], ..Delta::default() };
+    let delta = Delta { changed: vec![changed(&second)], removed: vec![removed(&two)], ..Delta::default() };
     write(&*sink, "", Some("c1"), &delta).await.unwrap();
     let baseline = sink.baseline(&inventory("")).await.unwrap();
     assert_eq!(baseline.into_iter().collect::<Vec<_>>(), [(second.key.clone(), second.digest)]);
@@ -90,7 +90,7 @@ async fn rows_come_back_as_they_were_written() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_used_is_said() {
+async fn a_file_that_cannot_be_used_is_an_error_that_says_why() {
     let dir = tempfile::tempdir().unwrap();
     let text = dir.path().join("text.db");
     std::fs::write(&text, "this is not a database, it is a text file of some length").unwrap();
@@ -99,16 +99,19 @@ async fn what_cannot_be_used_is_said() {
         .unwrap()
         .execute_batch("PRAGMA application_id = 1263488108; PRAGMA user_version = 99")
         .unwrap();
-    let foreign = dir.path().join("foreign.db");
-    rusqlite::Connection::open(&foreign).unwrap().execute_batch("CREATE TABLE precious (x)").unwrap();
+    let of_other_program = dir.path().join("foreign.db");
+    rusqlite::Connection::open(&of_other_program)
+        .unwrap()
+        .execute_batch("CREATE TABLE precious (x)")
+        .unwrap();
     for (file, mode, reason) in [
         (text.as_path(), "ensure", SinkReason::Incompatible),
         (&newer, "ensure", SinkReason::Incompatible),
-        (&foreign, "ensure", SinkReason::Incompatible),
+        (&of_other_program, "ensure", SinkReason::Incompatible),
         (&dir.path().join("absent.db"), "existing", SinkReason::Missing),
         (&dir.path().join("no/such/dir/x.db"), "ensure", SinkReason::Missing),
     ] {
-        let Err(error) = open(&plan(&spec(file, mode)).unwrap(), &Policy::default()).await else {
+        let Err(error) = open(&plan(&spec(file, mode)).unwrap(), &SinkPolicy::default()).await else {
             unreachable!("{} must not open", file.display())
         };
         assert_eq!((error.reason, error.class()), (reason, ErrorClass::Terminal), "{error}");
@@ -121,23 +124,23 @@ async fn what_cannot_be_used_is_said() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_fresh_file_can_be_opened_many_times_at_once() {
     let dir = tempfile::tempdir().unwrap();
-    let opener = kollect_sinks::Sinks::default();
+    let sinks = kollect_sinks::Sinks::default();
     for round in 0..20 {
         let file = dir.path().join(format!("{round}.db"));
         let planned = plan(&spec(&file, "ensure")).unwrap();
-        let policy = Policy::default();
-        let opens = (0..16).map(|_| {
-            let (opener, planned, policy) = (opener.clone(), planned.clone(), policy.clone());
-            tokio::spawn(async move { opener.open(&planned, &policy).await.map(drop) })
+        let policy = SinkPolicy::default();
+        let tasks = (0..16).map(|_| {
+            let (sinks, planned, policy) = (sinks.clone(), planned.clone(), policy.clone());
+            tokio::spawn(async move { sinks.open(&planned, &policy).await.map(drop) })
         });
-        for opened in futures::future::join_all(opens).await {
+        for opened in futures::future::join_all(tasks).await {
             opened.unwrap().unwrap();
         }
     }
 }
 
 #[tokio::test]
-async fn q5_there_is_no_limit_on_rows_or_bytes() {
+async fn there_is_no_limit_on_rows_or_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let sink = open_file(&dir.path().join("x.db")).await;
     let attributes = format!(r#"{{"text":"{}"}}"#, "x".repeat(200));
@@ -148,7 +151,7 @@ async fn q5_there_is_no_limit_on_rows_or_bytes() {
 }
 
 #[tokio::test]
-async fn files_of_the_first_version_are_taken_along() {
+async fn files_of_the_first_version_are_migrated() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("x.db");
     let delta = Delta { added: vec![row("u1", "{}")], ..Delta::default() };
@@ -169,7 +172,7 @@ async fn files_of_the_first_version_are_taken_along() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_operators_files_stay_below_its_directory() {
     let (root, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let below = Policy { files: Files::Below(root.path().join("team")), ..Policy::default() };
+    let below = SinkPolicy { files: FilePolicy::Below(root.path().join("team")), ..SinkPolicy::default() };
     let planned = |path: &str| plan(&spec(Path::new(path), "ensure")).unwrap();
     let rows = [row("u1", "{}")];
     let sink = open(&planned("deep/x.db"), &below).await.unwrap();
@@ -185,13 +188,13 @@ async fn the_operators_files_stay_below_its_directory() {
     }
     assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 0);
 
-    let nowhere = Policy { files: Files::Refused, ..Policy::default() };
-    let errors = planned("x.db").check(&nowhere).unwrap_err();
+    let no_files = SinkPolicy { files: FilePolicy::Refused, ..SinkPolicy::default() };
+    let errors = planned("x.db").check(&no_files).unwrap_err();
     assert_eq!(
         errors[0].to_string(),
         "spec.sqlite.path = \"x.db\": the operator was started without --file-sink-root"
     );
-    let Err(error) = open(&planned("x.db"), &nowhere).await else { unreachable!("x.db must not open") };
+    let Err(error) = open(&planned("x.db"), &no_files).await else { unreachable!("x.db must not open") };
     assert_eq!(error.reason, SinkReason::Forbidden);
 }
 
@@ -201,20 +204,29 @@ fn one_file_is_one_destination_whatever_its_name() {
     let real = dir.path().join("x.db");
     std::fs::write(&real, "").unwrap();
     std::os::unix::fs::symlink(&real, dir.path().join("link.db")).unwrap();
-    let at = |path: &Path, policy: &Policy| plan(&spec(path, "ensure")).unwrap().destination(policy);
-    let anywhere = Policy::default();
-    let name = at(&real, &anywhere);
-    let own = Path::new(dir.path().file_name().unwrap());
-    for same in [Path::new("link.db"), Path::new("./x.db"), &Path::new("..").join(own).join("x.db")] {
-        assert_eq!(at(&dir.path().join(same), &anywhere), name, "{}", same.display());
+    let destination =
+        |path: &Path, policy: &SinkPolicy| plan(&spec(path, "ensure")).unwrap().destination(policy);
+    let anywhere = SinkPolicy::default();
+    let name = destination(&real, &anywhere);
+    let directory_name = Path::new(dir.path().file_name().unwrap());
+    for same in
+        [Path::new("link.db"), Path::new("./x.db"), &Path::new("..").join(directory_name).join("x.db")]
+    {
+        assert_eq!(destination(&dir.path().join(same), &anywhere), name, "{}", same.display());
     }
     // The operator accesses no file for a destination; it refuses links when it opens the file.
-    let below = Policy { files: Files::Below(dir.path().to_owned()), ..Policy::default() };
+    let below = SinkPolicy { files: FilePolicy::Below(dir.path().to_owned()), ..SinkPolicy::default() };
     for path in ["x.db", "./x.db"] {
-        assert_eq!(at(Path::new(path), &below), name, "{path}");
+        assert_eq!(destination(Path::new(path), &below), name, "{path}");
     }
     for (one, other) in [("a.db", "b.db"), ("x.db", "X.db")] {
-        assert_ne!(at(&dir.path().join(one), &anywhere), at(&dir.path().join(other), &anywhere));
+        assert_ne!(
+            destination(&dir.path().join(one), &anywhere),
+            destination(&dir.path().join(other), &anywhere)
+        );
     }
-    assert_eq!(at(Path::new("absent.db"), &anywhere), at(Path::new("./absent.db"), &anywhere));
+    assert_eq!(
+        destination(Path::new("absent.db"), &anywhere),
+        destination(Path::new("./absent.db"), &anywhere)
+    );
 }

@@ -25,7 +25,7 @@ impl ControlPlane {
     /// Forgets every revision but the newest, on disk too. Objects stay as they are.
     ///
     /// The API server remembers some history by itself, so stop it before and start it afterwards:
-    /// then an older resource version is gone for watches and for lists. The restart alone is enough
+    /// then watches and lists from an older resource version fail. The restart alone is enough
     /// for watches.
     pub fn compact_etcd(&self) -> Result<(), Error> {
         compact(&socket(&self.scratch)).map_err(Error::io("compact etcd"))
@@ -53,20 +53,20 @@ pub(super) fn command(programs: &Programs, scratch: &Scratch) -> Command {
 
 fn compact(socket: &Path) -> io::Result<()> {
     // A write and not a read, because the same revision cannot be compacted twice.
-    let written = ask(socket, "/v3/kv/put", &json!({ "key": OWN_KEY, "value": "" }))?;
+    let written = request(socket, "/v3/kv/put", &json!({ "key": OWN_KEY, "value": "" }))?;
     let revision = &written["header"]["revision"];
-    ask(socket, "/v3/kv/compaction", &json!({ "revision": revision, "physical": true })).map(drop)
+    request(socket, "/v3/kv/compaction", &json!({ "revision": revision, "physical": true })).map(drop)
 }
 
-fn ask(socket: &Path, path: &str, question: &Value) -> io::Result<Value> {
-    let question = question.to_string();
+fn request(socket: &Path, path: &str, body: &Value) -> io::Result<Value> {
+    let body = body.to_string();
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(ANSWER_LIMIT))?;
-    write!(stream, "POST {path} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{question}", question.len())?;
+    write!(stream, "POST {path} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len())?;
     let mut response = String::new();
     stream.read_to_string(&mut response)?;
     match response.split_once("\r\n\r\n") {
-        Some((head, body)) if head.starts_with("HTTP/1.0 200 ") => Ok(serde_json::from_str(body)?),
+        Some((head, answer)) if head.starts_with("HTTP/1.0 200 ") => Ok(serde_json::from_str(answer)?),
         _ => Err(io::Error::other(response)),
     }
 }

@@ -34,8 +34,8 @@ fn a_control_plane_enforces_rbac_restarts_and_deletes_namespaces() {
     plane.kubectl_with_input(&[&in_namespace[..], &apply].concat(), DEPLOYMENT).unwrap();
 
     let rules = [
-        Rule::in_namespace(&namespace, "apps", &["deployments"], &["list"]),
-        Rule::cluster("", &["namespaces"], &["get"]),
+        Grant::in_namespace(&namespace, "apps", &["deployments"], &["list"]),
+        Grant::cluster("", &["namespaces"], &["get"]),
     ];
     let kubeconfig = plane.user(&namespace, "reader", &rules).unwrap();
     let kubeconfig = flag("kubeconfig", kubeconfig.display());
@@ -70,7 +70,7 @@ fn a_missing_program_is_named_in_the_error() {
 }
 
 #[test]
-fn a_taken_port_is_recognised() {
+fn a_taken_port_of_the_api_server_is_recognised() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     let error = ControlPlane::start_on(port, &Programs::find_or_build().unwrap(), &[]).unwrap_err();

@@ -19,14 +19,14 @@ const RBAC_POLL: Duration = Duration::from_millis(50);
 
 /// Something that a user may do; everything else is forbidden.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rule {
+pub struct Grant {
     namespace: Option<String>,
     group: String,
     resources: Vec<String>,
     verbs: Vec<String>,
 }
 
-impl Rule {
+impl Grant {
     /// In one namespace only: becomes a Role. The core group is `""`.
     pub fn in_namespace(namespace: &str, group: &str, resources: &[&str], verbs: &[&str]) -> Self {
         Self { namespace: Some(namespace.to_owned()), ..Self::cluster(group, resources, verbs) }
@@ -88,7 +88,7 @@ impl Rule {
 impl ControlPlane {
     /// Creates the service account `name` in `namespace` with exactly these rights, and returns its
     /// kubeconfig. The rules may be about other namespaces.
-    pub fn user(&self, namespace: &str, name: &str, rules: &[Rule]) -> Result<PathBuf, Error> {
+    pub fn user(&self, namespace: &str, name: &str, rules: &[Grant]) -> Result<PathBuf, Error> {
         let account = json!({ "kind": "ServiceAccount", "name": name, "namespace": namespace });
         let mut objects = vec![json!({
             "apiVersion": "v1",
@@ -111,16 +111,16 @@ impl ControlPlane {
     }
 
     fn wait_for_reviews(&self, reviews: &str) -> Result<(), Error> {
-        let ask = ["create", "-f", "-", "-o", "jsonpath={.status.allowed} "];
+        let arguments = ["create", "-f", "-", "-o", "jsonpath={.status.allowed} "];
         let deadline = Instant::now() + RBAC_LIMIT;
         loop {
-            let answers = self.kubectl_with_input(&ask, reviews)?;
+            let answers = self.kubectl_with_input(&arguments, reviews)?;
             if !answers.contains("false") {
                 return Ok(());
             }
             if Instant::now() >= deadline {
                 return Err(Error::Command {
-                    command: format!("kubectl {}", ask.join(" ")),
+                    command: format!("kubectl {}", arguments.join(" ")),
                     stderr: format!("rules are still not in force: {answers}"),
                 });
             }

@@ -11,7 +11,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use super::{Repository, SETTINGS, git, program, repositories, run};
+use super::{ENVIRONMENT, Repository, create_repositories, git, program, run};
 use crate::certificates::{Certificates, write_certificates};
 use crate::ports::on_free_port;
 use crate::{Error, Scratch, Server, Stop, free_port};
@@ -19,7 +19,7 @@ use crate::{Error, Scratch, Server, Stop, free_port};
 const START_LIMIT: Duration = Duration::from_mins(1);
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 /// Number of processes of fcgiwrap.
-const PROGRAMS: &str = "4";
+const FCGIWRAP_PROCESSES: &str = "4";
 
 /// A running server; dropping it stops it.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub struct GitHttp {
     scratch: Scratch,
     repositories: PathBuf,
     certificates: Certificates,
-    _programs: Server,
+    _fcgiwrap: Server,
     /// `None` while it is down.
     server: Option<Server>,
 }
@@ -113,7 +113,7 @@ impl GitHttp {
     fn start_on(port: u16, nginx: &Path, fcgiwrap: &Path) -> Result<Self, Error> {
         let scratch = Scratch::new()?;
         let plain_port = free_port()?;
-        let repositories = repositories(&scratch)?;
+        let repositories = create_repositories(&scratch)?;
         let certificates = write_certificates(&scratch, "localhost")?;
         let (user, password) = (Self::USER, Self::PASSWORD);
         scratch.write("passwords", format!("{user}:{{PLAIN}}{password}\n"))?;
@@ -122,14 +122,14 @@ impl GitHttp {
         let config = config(&scratch, (port, plain_port), &repositories, &backend);
         scratch.write("nginx.conf", config)?;
 
-        let mut programs = Command::new(fcgiwrap);
-        programs
-            .args(["-c", PROGRAMS, "-s"])
+        let mut command = Command::new(fcgiwrap);
+        command
+            .args(["-c", FCGIWRAP_PROCESSES, "-s"])
             .arg(format!("unix:{}", scratch.path().join("socket").display()));
-        programs.envs(SETTINGS.iter().copied());
-        let mut programs = Server::start(&scratch, "fcgiwrap", Stop::Kill, &programs)?;
+        command.envs(ENVIRONMENT.iter().copied());
+        let mut fcgiwrap = Server::start(&scratch, "fcgiwrap", Stop::Kill, &command)?;
         let socket = scratch.path().join("socket");
-        programs.wait_until(START_LIMIT, || socket.exists())?;
+        fcgiwrap.wait_until(START_LIMIT, || socket.exists())?;
         let nginx = nginx.to_owned();
         let mut server = Self {
             nginx,
@@ -138,7 +138,7 @@ impl GitHttp {
             scratch,
             repositories,
             certificates,
-            _programs: programs,
+            _fcgiwrap: fcgiwrap,
             server: None,
         };
         server.resume()?;
@@ -153,16 +153,16 @@ impl GitHttp {
         command.arg("-e").arg("stderr");
         let mut server = Server::start(&self.scratch, "nginx", Stop::Kill, &command)?;
         // Checks the name: another process may have started its own server on this port first.
-        let name = name(&self.scratch);
+        let name = server_name(&self.scratch);
         server.wait_until(START_LIMIT, || {
-            greeting(self.plain_port).is_some_and(|said| said.ends_with(&name))
+            greeting(self.plain_port).is_some_and(|response| response.ends_with(&name))
         })?;
         Ok(server)
     }
 }
 
 /// A unique name for the server.
-fn name(scratch: &Scratch) -> String {
+fn server_name(scratch: &Scratch) -> String {
     scratch.path().file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
@@ -219,7 +219,7 @@ fn config(scratch: &Scratch, ports: (u16, u16), repositories: &Path, backend: &P
              location ~ ^/open(/.*)$ {{\n{backend}}}\n\
              location ~ ^/certified(/.*)$ {{\nif ($ssl_client_verify != SUCCESS) {{ return 403; }}\n{backend}}}\n\
              location ~ ^(/.*)$ {{\nauth_basic Git;\nauth_basic_user_file {directory}/passwords;\n{backend}}}\n}}",
-            name(scratch),
+            server_name(scratch),
         )
         .ok();
     }
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_real_client_is_let_in_by_password_only() {
+    fn the_git_client_needs_the_password() {
         let server = GitHttp::shared();
         server.create("testbed").unwrap().fsck().unwrap();
         let url = server.url("testbed");
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_comes_back_on_its_port() {
+    fn a_killed_server_resumes_on_its_port() {
         let mut server = GitHttp::start().unwrap();
         server.kill();
         assert_eq!(greeting(server.plain_port), None);

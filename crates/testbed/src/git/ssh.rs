@@ -9,15 +9,15 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use super::{Repository, SETTINGS, program, repositories, run};
+use super::{ENVIRONMENT, Repository, create_repositories, program, run};
 use crate::ports::on_free_port;
 use crate::{Error, Scratch, Server, Stop};
 
 const START_LIMIT: Duration = Duration::from_mins(1);
 /// Kinds of keys, for the server and for clients, with the size that is generated fastest.
-const KINDS: &[(&str, &str)] = &[("ed25519", "256"), ("ecdsa", "256"), ("rsa", "2048")];
+const KEY_KINDS: &[(&str, &str)] = &[("ed25519", "256"), ("ecdsa", "256"), ("rsa", "2048")];
 /// Empty directory that sshd requires when it runs as root. No setting changes its path.
-const SEPARATION: &str = "/run/sshd";
+const PRIVILEGE_SEPARATION: &str = "/run/sshd";
 
 /// A running server; dropping it stops it.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub struct GitSsh {
     user: String,
     repositories: PathBuf,
     keys: Vec<ClientKey>,
-    stranger: ClientKey,
+    unknown_key: ClientKey,
     host_keys: Vec<String>,
     scratch: Scratch,
     _server: Server,
@@ -88,8 +88,8 @@ impl GitSsh {
     }
 
     /// A key that the server refuses.
-    pub fn stranger(&self) -> &ClientKey {
-        &self.stranger
+    pub fn unknown_key(&self) -> &ClientKey {
+        &self.unknown_key
     }
 
     /// Public keys of the server, each a kind and the key.
@@ -112,7 +112,7 @@ impl GitSsh {
 
     fn start_on(port: u16, sshd: &Path, keygen: &Path) -> Result<Self, Error> {
         let scratch = Scratch::new()?;
-        let repositories = repositories(&scratch)?;
+        let repositories = create_repositories(&scratch)?;
         let user = run(Command::new("id").arg("-un"))?.trim_end().to_owned();
         let mut config = format!(
             "ListenAddress 127.0.0.1:{port}\nPidFile none\nStrictModes no\nUsePAM no\nPrintMotd no\n\
@@ -120,23 +120,23 @@ impl GitSsh {
              MaxStartups 100\nAuthorizedKeysFile {0}/authorized_keys\nSetEnv",
             scratch.path().display(),
         );
-        for (key, value) in SETTINGS {
+        for (key, value) in ENVIRONMENT {
             config = format!("{config} {key}={value}");
         }
         config.push('\n');
         let mut host_keys = Vec::new();
-        for (kind, bits) in KINDS {
+        for (kind, bits) in KEY_KINDS {
             let (file, public) = new_key(keygen, &scratch, &format!("host_{kind}"), (kind, bits), "")?;
             config = format!("{config}HostKey {}\n", file.display());
             host_keys.push(public);
         }
         let (mut keys, mut authorized) = (Vec::new(), String::new());
         let client = |kind: &'static str, bits, passphrase: Option<&'static str>, name: &str| {
-            let phrase = passphrase.unwrap_or_default();
-            let (file, public) = new_key(keygen, &scratch, name, (kind, bits), phrase)?;
+            let passphrase_text = passphrase.unwrap_or_default();
+            let (file, public) = new_key(keygen, &scratch, name, (kind, bits), passphrase_text)?;
             Ok::<_, Error>((ClientKey { kind, private: read(&file)?, passphrase }, public))
         };
-        for (kind, bits) in KINDS {
+        for (kind, bits) in KEY_KINDS {
             let (key, public) = client(kind, bits, None, &format!("client_{kind}"))?;
             authorized = format!("{authorized}{public}\n");
             keys.push(key);
@@ -144,24 +144,25 @@ impl GitSsh {
         let (key, public) = client("ed25519", "256", Some("correct horse"), "client_locked")?;
         authorized = format!("{authorized}{public}\n");
         keys.push(key);
-        let (stranger, _) = client("ed25519", "256", None, "stranger")?;
+        let (unknown_key, _) = client("ed25519", "256", None, "stranger")?;
         scratch.write("authorized_keys", authorized)?;
         let file = scratch.write("sshd_config", config)?;
 
         if user == "root" {
-            fs::create_dir_all(SEPARATION).map_err(Error::io(format!("create {SEPARATION}")))?;
+            fs::create_dir_all(PRIVILEGE_SEPARATION)
+                .map_err(Error::io(format!("create {PRIVILEGE_SEPARATION}")))?;
         }
         let mut command = Command::new(sshd);
         command.args(["-D", "-e", "-f"]).arg(&file);
         // Newer servers block clients that use wrong keys, as tests do; older ones do not know the option.
-        let word = "PerSourcePenalties=no";
-        if run(Command::new(sshd).arg("-t").arg("-f").arg(&file).args(["-o", word])).is_ok() {
-            command.args(["-o", word]);
+        let option = "PerSourcePenalties=no";
+        if run(Command::new(sshd).arg("-t").arg("-f").arg(&file).args(["-o", option])).is_ok() {
+            command.args(["-o", option]);
         }
         let mut server = Server::start(&scratch, "sshd", Stop::Kill, &command)?;
         // If another server has this port, clients notice it: its host keys differ.
         server.wait_until(START_LIMIT, || TcpStream::connect(("127.0.0.1", port)).is_ok())?;
-        Ok(Self { port, user, repositories, keys, stranger, host_keys, scratch, _server: server })
+        Ok(Self { port, user, repositories, keys, unknown_key, host_keys, scratch, _server: server })
     }
 }
 
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn the_real_client_is_let_in_by_key_and_knows_the_host() {
+    fn the_git_client_needs_a_known_key_and_a_known_host() {
         let server = GitSsh::shared();
         server.create("testbed").unwrap();
         for key in server.keys().iter().filter(|key| key.passphrase.is_none()) {
@@ -220,7 +221,7 @@ mod tests {
         }
         let key = &server.keys()[0];
         clone(server, key, &server.hashed_known_hosts().unwrap()).unwrap();
-        assert!(clone(server, server.stranger(), &server.known_hosts()).is_err());
+        assert!(clone(server, server.unknown_key(), &server.known_hosts()).is_err());
         assert!(clone(server, key, "").is_err());
     }
 }

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use super::{Bundle, Pins};
 use crate::{Error, Scratch, Server, Stop};
 
-const REPORT_EVERY: Duration = Duration::from_secs(15);
-const POLL: Duration = Duration::from_millis(100);
+const REPORT_INTERVAL: Duration = Duration::from_secs(15);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Free memory that is enough for all bundles at once. The linker of kube-apiserver alone takes more than 1 GiB.
 const MEMORY_SIDE_BY_SIDE: u64 = 8 << 30;
@@ -34,16 +34,16 @@ pub(super) fn build_missing(bundles: &[Bundle], cache: &Path) -> Result<(), Erro
     }
     fs::create_dir_all(cache).map_err(Error::io(format!("create {}", cache.display())))?;
     let order = if available_memory().is_some_and(|bytes| bytes >= MEMORY_SIDE_BY_SIDE) {
-        Order::SideBySide
+        BuildOrder::SideBySide
     } else {
-        Order::OneByOne
+        BuildOrder::OneByOne
     };
     build_all(&missing, cache, order, build)
 }
 
 /// Whether bundles are built at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Order {
+enum BuildOrder {
     SideBySide,
     /// Also across processes.
     OneByOne,
@@ -53,26 +53,26 @@ enum Order {
 fn build_all(
     bundles: &[Bundle],
     cache: &Path,
-    order: Order,
+    order: BuildOrder,
     build: impl Fn(Bundle, &Path) -> Result<(), Error> + Sync,
 ) -> Result<(), Error> {
     let build_one = |bundle: Bundle| {
         let _lock = lock(&cache.join(format!("{}.lock", bundle.name)), bundle.name)?;
         if bundle.is_complete(cache) { Ok(()) } else { build(bundle, cache) }
     };
-    if order == Order::OneByOne {
+    if order == BuildOrder::OneByOne {
         let _lock = lock(&cache.join("lock"), "other servers")?;
         return bundles.iter().try_for_each(|bundle| build_one(*bundle));
     }
-    thread::scope(|scope| {
-        let builds: Vec<_> = bundles.iter().map(|bundle| scope.spawn(|| build_one(*bundle))).collect();
+    thread::scope(|spawner| {
+        let builds: Vec<_> = bundles.iter().map(|bundle| spawner.spawn(|| build_one(*bundle))).collect();
         let ended = builds.into_iter().map(|build| build.join().expect("a build does not panic"));
         // Waits for all of them, and returns the first error.
         ended.fold(Ok(()), Result::and)
     })
 }
 
-/// Memory that new programs can use, in bytes; `None` where the system does not say.
+/// Memory that new programs can use, in bytes; `None` if the system does not report it.
 fn available_memory() -> Option<u64> {
     parse_available(&fs::read_to_string("/proc/meminfo").ok()?)
 }
@@ -173,15 +173,15 @@ fn go_build(bundle: Bundle, staging: &Path) -> Command {
 
 /// Kubernetes takes its version from the linker; without it kubectl refuses to work.
 fn linker_flags(bundle: Bundle) -> String {
-    const STAMP: &str = "k8s.io/component-base/version";
+    const VERSION_PACKAGE: &str = "k8s.io/component-base/version";
     let version = bundle.version();
     let mut numbers = version.trim_start_matches('v').split('.');
     let major = numbers.next().unwrap_or_default();
     let minor = numbers.next().unwrap_or_default();
     // etcd does not link this package, so the flags have no effect on it.
     format!(
-        "-s -w -X {STAMP}.gitVersion={version} -X {STAMP}.gitMajor={major} \
-         -X {STAMP}.gitMinor={minor}"
+        "-s -w -X {VERSION_PACKAGE}.gitVersion={version} -X {VERSION_PACKAGE}.gitMajor={major} \
+         -X {VERSION_PACKAGE}.gitMinor={minor}"
     )
 }
 
@@ -191,13 +191,13 @@ fn run(name: &str, mut command: Command) -> Result<(), Error> {
     command.env("GOTMPDIR", scratch.path());
     let mut build = Server::start(&scratch, name, Stop::Kill, &command)?;
     let started = Instant::now();
-    let mut next_report = REPORT_EVERY;
+    let mut next_report = REPORT_INTERVAL;
     while build.running()? {
         if started.elapsed() >= next_report {
             report(&format!("{name}: {} s", next_report.as_secs()));
-            next_report += REPORT_EVERY;
+            next_report += REPORT_INTERVAL;
         }
-        sleep(POLL);
+        sleep(POLL_INTERVAL);
     }
     report(&format!("{name}: done after {} s", started.elapsed().as_secs()));
     Ok(())
@@ -216,9 +216,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_go_says_what_to_install() {
-        let error =
-            check_go(OsStr::new("/nonexistent/go"), super::super::CONTROL_PLANE).unwrap_err().to_string();
+    fn a_missing_go_is_reported_with_what_to_install() {
+        let error = check_go(OsStr::new("/nonexistent/go"), super::super::CONTROL_PLANE_MODULE)
+            .unwrap_err()
+            .to_string();
         assert!(error.starts_with("Go 1."), "{error}");
         assert!(error.contains("or newer is needed to build the servers"), "{error}");
         assert!(error.contains("https://go.dev/dl"), "{error}");
@@ -234,14 +235,14 @@ mod tests {
     }
 
     #[test]
-    fn kubernetes_is_stamped_with_its_version() {
+    fn kubernetes_is_linked_with_its_version() {
         let flags = linker_flags(super::super::KUBERNETES);
         let version = super::super::KUBERNETES.version();
         assert!(flags.contains(&format!("version.gitVersion={version} ")), "{flags}");
     }
 
-    /// Replaces a build: creates files that pass for programs.
-    fn pretend(bundle: Bundle, cache: &Path) {
+    /// Replaces a build: creates files that count as programs.
+    fn create_fake_programs(bundle: Bundle, cache: &Path) {
         use std::os::unix::fs::PermissionsExt as _;
         let directory = bundle.directory(cache);
         fs::create_dir_all(&directory).unwrap();
@@ -252,18 +253,18 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_is_built_once_however_many_ask() {
-        for order in [Order::SideBySide, Order::OneByOne] {
+    fn a_bundle_is_built_once_for_many_callers() {
+        for order in [BuildOrder::SideBySide, BuildOrder::OneByOne] {
             let cache = tempfile::tempdir().unwrap();
             let names = Mutex::new(Vec::new());
             let build = |bundle: Bundle, cache: &Path| {
                 names.lock().unwrap().push(bundle.name);
-                pretend(bundle, cache);
+                create_fake_programs(bundle, cache);
                 Ok(())
             };
-            thread::scope(|scope| {
+            thread::scope(|spawner| {
                 for _ in 0..4 {
-                    scope.spawn(|| build_all(&[ETCD, NATS], cache.path(), order, build).unwrap());
+                    spawner.spawn(|| build_all(&[ETCD, NATS], cache.path(), order, build).unwrap());
                 }
             });
             let mut names = names.into_inner().unwrap();
@@ -273,8 +274,8 @@ mod tests {
     }
 
     #[test]
-    fn bundles_are_built_side_by_side_only_where_that_is_asked_for() {
-        for (order, most) in [(Order::SideBySide, 2), (Order::OneByOne, 1)] {
+    fn bundles_are_built_side_by_side_only_if_requested() {
+        for (order, max_parallel) in [(BuildOrder::SideBySide, 2), (BuildOrder::OneByOne, 1)] {
             let cache = tempfile::tempdir().unwrap();
             // Number of builds that run, and the highest number so far.
             let (running, change) = (Mutex::new((0, 0)), Condvar::new());
@@ -285,28 +286,29 @@ mod tests {
                 change.notify_all();
                 // Waits for the other build; the limit is reached only if the test fails.
                 let limit = Duration::from_mins(1);
-                let (mut state, _) = change.wait_timeout_while(state, limit, |state| state.1 < most).unwrap();
+                let (mut state, _) =
+                    change.wait_timeout_while(state, limit, |state| state.1 < max_parallel).unwrap();
                 state.0 -= 1;
                 drop(state);
-                pretend(bundle, cache);
+                create_fake_programs(bundle, cache);
                 Ok(())
             };
             build_all(&[ETCD, NATS], cache.path(), order, build).unwrap();
-            assert_eq!(running.into_inner().unwrap(), (0, most), "{order:?}");
+            assert_eq!(running.into_inner().unwrap(), (0, max_parallel), "{order:?}");
         }
     }
 
     #[test]
-    fn an_error_is_told_after_all_builds_have_ended() {
+    fn an_error_is_returned_after_all_builds_have_ended() {
         let cache = tempfile::tempdir().unwrap();
         let build = |bundle: Bundle, cache: &Path| match bundle.name {
             "etcd" => Err(Error::Io { action: "build etcd".into(), source: io::ErrorKind::Other.into() }),
             _ => {
-                pretend(bundle, cache);
+                create_fake_programs(bundle, cache);
                 Ok(())
             }
         };
-        let error = build_all(&[ETCD, NATS], cache.path(), Order::SideBySide, build).unwrap_err();
+        let error = build_all(&[ETCD, NATS], cache.path(), BuildOrder::SideBySide, build).unwrap_err();
         assert_eq!(error.to_string(), "could not build etcd");
         assert!(NATS.is_complete(cache.path()));
     }

@@ -10,13 +10,13 @@ use crate::{ControlPlane, Error};
 
 /// A list that was recorded earlier.
 #[derive(Debug)]
-pub struct Past {
+pub struct RecordedList {
     /// Plural of the kind.
     resource: String,
     list: Value,
 }
 
-impl Past {
+impl RecordedList {
     /// What a path such as `/api/v1/configmaps` lists now.
     pub fn of(plane: &ControlPlane, path: &str) -> Result<Self, Error> {
         let text = plane.kubectl(&["get", "--raw", path])?;
@@ -47,15 +47,15 @@ impl Past {
 impl Proxy {
     /// Answers the next watch of the kind that resumes with 410 Expired, and the next `times` lists of the
     /// kind with this list. Cuts all connections.
-    pub fn lag(&self, past: &Past, times: usize) {
-        let about = |what: &'static str| {
+    pub fn lag(&self, past: &RecordedList, times: usize) {
+        let requests = |parameter: &'static str| {
             let path = format!("/{}?", past.resource);
-            move |line: &str| line.contains(&path) && line.contains(what)
+            move |line: &str| line.contains(&path) && line.contains(parameter)
         };
-        let gone = r#"{"kind":"Status","code":410,"reason":"Expired","message":"too old"}"#;
-        self.answer(1, about("resourceVersion="), 410, &[], gone);
-        self.answer(times, about("sendInitialEvents="), 200, &[], &past.stream());
-        self.answer(times, about("limit="), 200, &[], &past.list.to_string());
+        let expired = r#"{"kind":"Status","code":410,"reason":"Expired","message":"too old"}"#;
+        self.answer(1, requests("resourceVersion="), 410, &[], expired);
+        self.answer(times, requests("sendInitialEvents="), 200, &[], &past.stream());
+        self.answer(times, requests("limit="), 200, &[], &past.list.to_string());
         self.cut();
     }
 }

@@ -117,28 +117,28 @@ fn invalid(error: std::num::ParseIntError) -> io::Error {
 mod tests {
     use super::*;
 
-    fn sent_on(request: &str) -> io::Result<String> {
+    fn forwarded(request: &str) -> io::Result<String> {
         let request = Request::read(&mut request.as_bytes())?;
         Ok(String::from_utf8(request.bytes).unwrap())
     }
 
     #[test]
-    fn a_request_is_sent_on_with_another_connection_header_and_no_more_than_itself() {
+    fn a_request_is_forwarded_with_another_connection_header_and_nothing_after_it() {
         let text = "POST /a HTTP/1.1\r\nconnection: keep-alive\r\nContent-Length: 3\r\n\r\nabcGET /b";
         let expected = "POST /a HTTP/1.1\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc";
-        assert_eq!(sent_on(text).unwrap(), expected);
+        assert_eq!(forwarded(text).unwrap(), expected);
     }
 
     #[test]
-    fn chunks_are_sent_on_as_they_are() {
+    fn chunks_are_forwarded_unchanged() {
         let body = "3;x=y\r\nabc\r\nA\r\n0123456789\r\n0\r\nTrailer: t\r\n\r\n";
         let head = "POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n";
         let expected = format!("{head}Connection: close\r\n\r\n{body}");
-        assert_eq!(sent_on(&format!("{head}\r\n{body}GET /b")).unwrap(), expected);
+        assert_eq!(forwarded(&format!("{head}\r\n{body}GET /b")).unwrap(), expected);
     }
 
     #[test]
-    fn what_ends_early_is_no_request() {
+    fn a_request_that_ends_early_is_an_error() {
         for text in [
             "",
             "GET /",
@@ -146,7 +146,7 @@ mod tests {
             "POST / HTTP/1.1\r\nContent-Length: 3\r\n\r\nab",
             "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
         ] {
-            let error = sent_on(text).unwrap_err();
+            let error = forwarded(text).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "{text}");
         }
     }

@@ -5,11 +5,11 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Whether a rule applies to a request line.
-pub(super) type Condition = Box<dyn Fn(&str) -> bool + Send + Sync>;
+pub(super) type RequestMatch = Box<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// When a request fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moment {
+pub enum FailureMoment {
     /// The API server never receives the request.
     BeforeServer,
     /// The API server has handled the request, and the client gets no response.
@@ -17,55 +17,55 @@ pub enum Moment {
 }
 
 /// A planned failure of one request.
-pub(super) struct Accident {
-    pub(super) moment: Moment,
-    pub(super) happen: Box<dyn FnOnce() + Send>,
+pub(super) struct PlannedFailure {
+    pub(super) moment: FailureMoment,
+    pub(super) on_failure: Box<dyn FnOnce() + Send>,
 }
 
 /// How a request is handled.
-pub(super) enum Fate {
-    Passes,
-    Answered(Answer),
-    Meets(Accident),
+pub(super) enum RequestHandling {
+    Forward,
+    Answer(Answer),
+    Fail(PlannedFailure),
 }
 
-/// The requests so far and the rules that are not used up.
+/// The requests so far and the rules that still apply.
 #[derive(Default)]
-pub(super) struct Rules(Mutex<State>);
+pub(super) struct Rules(Mutex<RulesState>);
 
 #[derive(Default)]
-struct State {
+struct RulesState {
     requests: Vec<String>,
-    rules: Vec<Rule>,
-    traps: Vec<Trap>,
+    rules: Vec<ProxyRule>,
+    traps: Vec<RequestTrap>,
 }
 
-struct Trap {
+struct RequestTrap {
     /// Number of matching requests up to and including the one that fails; never 0.
     countdown: usize,
-    when: Condition,
-    accident: Accident,
+    when: RequestMatch,
+    failure: PlannedFailure,
 }
 
-struct Rule {
+struct ProxyRule {
     /// Never 0.
     times: usize,
-    when: Condition,
+    when: RequestMatch,
     answer: Answer,
 }
 
 /// How a request that is not forwarded is answered.
 #[derive(Clone)]
 pub(super) enum Answer {
-    Say(Vec<u8>),
-    /// No response: the client waits until it disconnects or is cut off.
-    Nothing,
+    Response(Vec<u8>),
+    /// The client waits until it disconnects or is cut off.
+    NoResponse,
 }
 
 impl Rules {
-    pub(super) fn add(&self, times: usize, when: Condition, answer: Answer) {
+    pub(super) fn add(&self, times: usize, when: RequestMatch, answer: Answer) {
         if times > 0 {
-            self.state().rules.push(Rule { times, when, answer });
+            self.state().rules.push(ProxyRule { times, when, answer });
         }
     }
 
@@ -73,32 +73,32 @@ impl Rules {
         self.state().requests.clone()
     }
 
-    pub(super) fn set_trap(&self, number: usize, when: Condition, accident: Accident) {
-        self.state().traps.push(Trap { countdown: number.max(1), when, accident });
+    pub(super) fn plan_failure(&self, number: usize, when: RequestMatch, failure: PlannedFailure) {
+        self.state().traps.push(RequestTrap { countdown: number.max(1), when, failure });
     }
 
     /// Logs a request, and decides how it is handled.
-    pub(super) fn meet(&self, request: &str) -> Fate {
+    pub(super) fn handling_of(&self, request: &str) -> RequestHandling {
         let mut state = self.state();
         state.requests.push(request.to_owned());
         // Every matching trap counts the request, also if another trap is due.
         state.traps.iter_mut().filter(|trap| (trap.when)(request)).for_each(|trap| trap.countdown -= 1);
-        let due: Vec<Trap> = state.traps.extract_if(.., |trap| trap.countdown == 0).collect();
+        let due: Vec<RequestTrap> = state.traps.extract_if(.., |trap| trap.countdown == 0).collect();
         if let Some(trap) = due.into_iter().next() {
-            return Fate::Meets(trap.accident);
+            return RequestHandling::Fail(trap.failure);
         }
         let Some(position) = state.rules.iter().position(|rule| (rule.when)(request)) else {
-            return Fate::Passes;
+            return RequestHandling::Forward;
         };
         let rule = &mut state.rules[position];
         rule.times -= 1;
         if rule.times > 0 {
-            return Fate::Answered(rule.answer.clone());
+            return RequestHandling::Answer(rule.answer.clone());
         }
-        Fate::Answered(state.rules.remove(position).answer)
+        RequestHandling::Answer(state.rules.remove(position).answer)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RulesState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

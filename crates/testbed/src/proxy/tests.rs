@@ -5,11 +5,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::time::Instant;
 
 use super::*;
-use crate::Rule;
+use crate::Grant;
 
-const LIMIT: Duration = Duration::from_secs(10);
-/// A connection on which nothing arrives for so long is silent.
-const SILENCE: Duration = Duration::from_millis(300);
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// A connection is silent if nothing arrives for this time.
+const SILENT_TIME: Duration = Duration::from_millis(300);
 const WATCH: &str = "/api/v1/namespaces?watch=true";
 const DEFAULT: &str = "/api/v1/namespaces/default";
 
@@ -22,7 +22,7 @@ fn start() -> (&'static ControlPlane, Proxy) {
 /// A client that has sent something.
 fn send(proxy: &Proxy, text: &str) -> BufReader<TcpStream> {
     let mut client = TcpStream::connect(proxy.address).unwrap();
-    client.set_read_timeout(Some(LIMIT)).unwrap();
+    client.set_read_timeout(Some(TIMEOUT)).unwrap();
     client.write_all(text.as_bytes()).unwrap();
     BufReader::new(client)
 }
@@ -37,14 +37,14 @@ fn get(proxy: &Proxy, path: &str) -> BufReader<TcpStream> {
     request(proxy, &format!("GET {path}"), "Connection: keep-alive\r\n\r\n")
 }
 
-/// All that comes until the connection is closed.
-fn rest(client: &mut BufReader<TcpStream>) -> String {
+/// Reads until the connection is closed.
+fn read_to_end(client: &mut BufReader<TcpStream>) -> String {
     let mut text = String::new();
     client.read_to_string(&mut text).unwrap();
     text
 }
 
-/// Reads on to the line that contains `text`.
+/// Reads up to the line that contains `text`.
 fn read_to(client: &mut BufReader<TcpStream>, text: &str) {
     let found = client.lines().any(|line| line.unwrap().contains(text));
     assert!(found, "{text} did not come before the end");
@@ -67,13 +67,13 @@ fn is_closed(client: &mut BufReader<TcpStream>) -> bool {
 
 /// Whether the connection is open and nothing comes.
 fn is_silent(client: &mut BufReader<TcpStream>) -> bool {
-    client.get_ref().set_read_timeout(Some(SILENCE)).unwrap();
+    client.get_ref().set_read_timeout(Some(SILENT_TIME)).unwrap();
     let outcome = client.fill_buf().map(<[u8]>::len);
-    client.get_ref().set_read_timeout(Some(LIMIT)).unwrap();
+    client.get_ref().set_read_timeout(Some(TIMEOUT)).unwrap();
     outcome.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
 }
 
-/// Reads what had passed before a stall.
+/// Reads what was sent before a stall.
 fn drain(client: &mut BufReader<TcpStream>) {
     while !is_silent(client) {
         let length = client.buffer().len();
@@ -82,8 +82,8 @@ fn drain(client: &mut BufReader<TcpStream>) {
     }
 }
 
-fn until(mut holds: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + LIMIT;
+fn wait_until(mut holds: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + TIMEOUT;
     while !holds() {
         if Instant::now() > deadline {
             return false;
@@ -98,10 +98,10 @@ fn is_default(response: &str) -> bool {
 }
 
 #[test]
-fn requests_pass_and_are_logged() {
+fn requests_are_forwarded_and_logged() {
     let (plane, proxy) = start();
     let namespace = plane.namespace("proxy").unwrap();
-    assert!(is_default(&rest(&mut get(&proxy, DEFAULT))));
+    assert!(is_default(&read_to_end(&mut get(&proxy, DEFAULT))));
 
     let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
     let post = format!("POST {maps}");
@@ -109,15 +109,15 @@ fn requests_pass_and_are_logged() {
     let kind = "Content-Type: application/json\r\n";
     let body = object("whole");
     let more = format!("{kind}Content-Length: {}\r\n\r\n{body}", body.len());
-    let whole = rest(&mut request(&proxy, &post, &more));
-    assert!(whole.starts_with("HTTP/1.1 201 "), "{whole}");
+    let with_length = read_to_end(&mut request(&proxy, &post, &more));
+    assert!(with_length.starts_with("HTTP/1.1 201 "), "{with_length}");
     let body = object("chunked");
     let (start, end) = body.split_at(5);
     let more = format!(
         "{kind}Transfer-Encoding: chunked\r\n\r\n5\r\n{start}\r\n{:x}\r\n{end}\r\n0\r\n\r\n",
         end.len()
     );
-    let chunked = rest(&mut request(&proxy, &post, &more));
+    let chunked = read_to_end(&mut request(&proxy, &post, &more));
     assert!(chunked.starts_with("HTTP/1.1 201 "), "{chunked}");
     plane.kubectl(&["get", "configmaps", "whole", "chunked", "-n", &namespace]).unwrap();
 
@@ -130,15 +130,15 @@ fn requests_pass_and_are_logged() {
 #[test]
 fn a_kubeconfig_leads_to_the_proxy() {
     let (plane, proxy) = start();
-    let rules = [Rule::cluster("", &["namespaces"], &["get"])];
+    let rules = [Grant::cluster("", &["namespaces"], &["get"])];
     let user = plane.user("default", "proxied", &rules).unwrap();
     let read = |path: &Path| -> Value { serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap() };
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
-    for of in [plane.kubeconfig(), &user] {
-        let copy = proxy.kubeconfig(of).unwrap();
-        assert_eq!(mode(&copy), mode(of));
-        let (original, config) = (read(of), read(&copy));
-        assert_eq!(config["users"], original["users"]);
+    for original in [plane.kubeconfig(), &user] {
+        let copy = proxy.kubeconfig(original).unwrap();
+        assert_eq!(mode(&copy), mode(original));
+        let (before, config) = (read(original), read(&copy));
+        assert_eq!(config["users"], before["users"]);
         assert_eq!(config["clusters"][0]["cluster"], json!({ "server": proxy.url() }));
         // Anonymous clients may get the version; kubectl does not send its token here.
         let version = ["get", "--raw=/version", "--kubeconfig", &copy.display().to_string()];
@@ -146,7 +146,7 @@ fn a_kubeconfig_leads_to_the_proxy() {
         let token = config["users"][0]["user"]["token"].as_str().unwrap();
         let with_token =
             format!("GET {DEFAULT} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {token}\r\n\r\n");
-        assert!(is_default(&rest(&mut send(&proxy, &with_token))));
+        assert!(is_default(&read_to_end(&mut send(&proxy, &with_token))));
     }
     let error = proxy.kubeconfig(Path::new("/nonexistent")).unwrap_err().to_string();
     assert_eq!(error, "could not read the kubeconfig /nonexistent");
@@ -164,30 +164,30 @@ fn events_of_a_watch_come_at_once_and_a_cut_ends_it() {
     read_to(&mut second, &namespace);
 
     // Otherwise the idle connection might not have been accepted yet.
-    assert!(until(|| proxy.shared.lines.admitted() == 3));
+    assert!(wait_until(|| proxy.shared.connections.admitted() == 3));
     proxy.cut();
     assert_eq!(proxy.open(), 0);
     assert!([&mut first, &mut second, &mut idle].into_iter().all(is_closed));
-    assert!(is_default(&rest(&mut get(&proxy, DEFAULT))));
+    assert!(is_default(&read_to_end(&mut get(&proxy, DEFAULT))));
 }
 
 #[test]
-fn a_client_that_leaves_is_noticed() {
+fn a_client_that_disconnects_is_noticed() {
     let (_, proxy) = start();
     let client = watch(&proxy, WATCH);
     assert_eq!(proxy.open(), 1);
     drop(client);
-    assert!(until(|| proxy.open() == 0));
+    assert!(wait_until(|| proxy.open() == 0));
 
     proxy.stall(true);
     let client = get(&proxy, WATCH);
-    assert!(until(|| proxy.open() == 1));
+    assert!(wait_until(|| proxy.open() == 1));
     drop(client);
-    assert!(until(|| proxy.open() == 0));
+    assert!(wait_until(|| proxy.open() == 0));
 }
 
 #[test]
-fn refused_clients_are_closed_until_they_are_not() {
+fn connections_are_closed_while_clients_are_refused() {
     let (_, proxy) = start();
     let mut before = watch(&proxy, WATCH);
     proxy.refuse(true);
@@ -196,12 +196,12 @@ fn refused_clients_are_closed_until_they_are_not() {
         assert!(is_closed(&mut send(&proxy, "")));
     }
     proxy.refuse(false);
-    assert!(is_default(&rest(&mut get(&proxy, DEFAULT))));
+    assert!(is_default(&read_to_end(&mut get(&proxy, DEFAULT))));
     assert_eq!(proxy.requests().len(), 2);
 }
 
 #[test]
-fn a_stall_holds_everything_back_and_lets_it_go_later() {
+fn a_stall_delays_all_bytes_until_it_ends() {
     let (plane, proxy) = start();
     let mut old = watch(&proxy, WATCH);
     let mut ending = watch(&proxy, &format!("{WATCH}&timeoutSeconds=2"));
@@ -212,7 +212,7 @@ fn a_stall_holds_everything_back_and_lets_it_go_later() {
     let namespace = plane.namespace("stalled").unwrap();
     let mut new = get(&proxy, DEFAULT);
     let mut answered = get(&proxy, "/answered");
-    assert!(until(|| proxy.requests().len() == 4));
+    assert!(wait_until(|| proxy.requests().len() == 4));
     // Long enough for the API server to end the second watch.
     sleep(Duration::from_secs(3));
     assert!([&mut old, &mut ending, &mut new, &mut answered].into_iter().all(is_silent));
@@ -220,45 +220,45 @@ fn a_stall_holds_everything_back_and_lets_it_go_later() {
 
     proxy.stall(false);
     read_to(&mut old, &namespace);
-    assert!(is_default(&rest(&mut new)));
-    assert!(rest(&mut answered).starts_with("HTTP/1.1 503 "));
-    assert!(rest(&mut ending).ends_with("\r\n0\r\n\r\n"), "the API server has ended it in order");
+    assert!(is_default(&read_to_end(&mut new)));
+    assert!(read_to_end(&mut answered).starts_with("HTTP/1.1 503 "));
+    assert!(read_to_end(&mut ending).ends_with("\r\n0\r\n\r\n"), "the API server has ended it in order");
     assert_eq!(proxy.open(), 1);
 }
 
 #[test]
-fn requests_that_are_held_hold_up_no_other_request() {
+fn held_requests_do_not_delay_others() {
     let (_, proxy) = start();
     proxy.hold(|line| line.contains("/version"));
     let mut held = get(&proxy, "/version");
-    assert!(until(|| proxy.requests().len() == 1));
-    assert!(is_default(&rest(&mut get(&proxy, DEFAULT))));
+    assert!(wait_until(|| proxy.requests().len() == 1));
+    assert!(is_default(&read_to_end(&mut get(&proxy, DEFAULT))));
     assert!(is_silent(&mut held));
     proxy.release();
-    assert!(rest(&mut held).contains("gitVersion"));
-    assert!(rest(&mut get(&proxy, "/version")).contains("gitVersion"), "released");
+    assert!(read_to_end(&mut held).contains("gitVersion"));
+    assert!(read_to_end(&mut get(&proxy, "/version")).contains("gitVersion"), "released");
 }
 
 #[test]
-fn a_client_that_does_not_read_holds_up_no_other_client() {
+fn a_client_that_does_not_read_does_not_delay_others() {
     let (_, proxy) = start();
     // More than fits into the buffers of the system.
     let body = "x".repeat(64 << 20);
     proxy.answer(1, |line| line.contains("/large"), 200, &[], &body);
-    let mut lazy = get(&proxy, "/large");
-    lazy.fill_buf().unwrap();
-    sleep(SILENCE);
+    let mut slow = get(&proxy, "/large");
+    slow.fill_buf().unwrap();
+    sleep(SILENT_TIME);
     let started = Instant::now();
     proxy.stall(true);
     proxy.stall(false);
-    assert!(is_default(&rest(&mut get(&proxy, DEFAULT))));
+    assert!(is_default(&read_to_end(&mut get(&proxy, DEFAULT))));
     assert!(started.elapsed() < Duration::from_secs(2));
-    let response = rest(&mut lazy);
+    let response = read_to_end(&mut slow);
     assert!(response.split_once("\r\n\r\n").is_some_and(|(_, received)| received == body));
 }
 
 #[test]
-fn answers_are_given_as_often_as_ordered_and_in_that_order() {
+fn planned_answers_are_given_in_order_and_as_often_as_planned() {
     let (_, proxy) = start();
     let is_watch = |line: &str| line.starts_with("GET ") && line.contains("watch=true");
     proxy.answer(2, is_watch, 429, &[("Retry-After", "7")], "slow down");
@@ -266,42 +266,45 @@ fn answers_are_given_as_often_as_ordered_and_in_that_order() {
     proxy.answer(0, |_| true, 500, &[], "never");
     let expected =
         "HTTP/1.1 429 \r\nContent-Length: 9\r\nConnection: close\r\nRetry-After: 7\r\n\r\nslow down";
-    assert_eq!(rest(&mut get(&proxy, WATCH)), expected);
-    assert!(is_default(&rest(&mut get(&proxy, DEFAULT))));
-    assert_eq!(rest(&mut get(&proxy, WATCH)), expected);
-    assert!(rest(&mut get(&proxy, WATCH)).starts_with("HTTP/1.1 410 "));
+    assert_eq!(read_to_end(&mut get(&proxy, WATCH)), expected);
+    assert!(is_default(&read_to_end(&mut get(&proxy, DEFAULT))));
+    assert_eq!(read_to_end(&mut get(&proxy, WATCH)), expected);
+    assert!(read_to_end(&mut get(&proxy, WATCH)).starts_with("HTTP/1.1 410 "));
     watch(&proxy, WATCH);
     assert_eq!(proxy.requests().len(), 5, "requests that the proxy answers are logged too");
 }
 
 #[test]
-fn an_accident_happens_to_one_request_before_or_after_it_is_served() {
+fn one_request_fails_before_or_after_the_api_server_handles_it() {
     let (plane, proxy) = start();
     let namespace = plane.namespace("proxy").unwrap();
     let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
-    let (sender, happened) = std::sync::mpsc::channel();
-    for (number, moment) in [(2, Moment::BeforeServer), (3, Moment::AfterServer)] {
+    let (sender, failures) = std::sync::mpsc::channel();
+    for (number, moment) in [(2, FailureMoment::BeforeServer), (3, FailureMoment::AfterServer)] {
         let (sender, maps) = (sender.clone(), maps.clone());
-        let meant = move |line: &str| line.starts_with(&format!("POST {maps}"));
-        proxy.trap(number, meant, moment, move || sender.send(moment).unwrap());
+        let is_post = move |line: &str| line.starts_with(&format!("POST {maps}"));
+        proxy.fail_nth(number, is_post, moment, move || sender.send(moment).unwrap());
     }
     let answers = ["a", "b", "c", "d"].map(|name| {
         let body = json!({ "metadata": { "name": name } }).to_string();
         let more = format!("Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len());
-        assert!(is_default(&rest(&mut get(&proxy, DEFAULT))), "the traps do not apply to other requests");
+        assert!(is_default(&read_to_end(&mut get(&proxy, DEFAULT))), "other requests do not fail");
         let mut client = request(&proxy, &format!("POST {maps}"), &more);
         let mut text = String::new();
         client.read_to_string(&mut text).map_or(String::new(), |_| text)
     });
     let answered = answers.map(|answer| answer.starts_with("HTTP/1.1 201 "));
     assert_eq!(answered, [true, false, false, true]);
-    assert_eq!(happened.try_iter().collect::<Vec<_>>(), [Moment::BeforeServer, Moment::AfterServer]);
+    assert_eq!(
+        failures.try_iter().collect::<Vec<_>>(),
+        [FailureMoment::BeforeServer, FailureMoment::AfterServer]
+    );
     let names = plane.kubectl(&["get", "configmaps", "-n", &namespace, "-o", "name"]).unwrap();
     assert_eq!(names, "configmap/a\nconfigmap/c\nconfigmap/d\n", "only one POST did not arrive");
 }
 
 #[test]
-fn nothing_stays_when_a_proxy_is_dropped() {
+fn a_dropped_proxy_leaves_no_thread_port_or_file() {
     let (plane, proxy) = start();
     let address = proxy.address;
     let directory = proxy.scratch.path().to_owned();
@@ -310,7 +313,7 @@ fn nothing_stays_when_a_proxy_is_dropped() {
     let mut open = watch(&proxy, WATCH);
     proxy.stall(true);
     let mut stalled = get(&proxy, WATCH);
-    assert!(until(|| proxy.open() == 2));
+    assert!(wait_until(|| proxy.open() == 2));
     let shared = Arc::downgrade(&proxy.shared);
     let started = Instant::now();
     drop(proxy);
@@ -323,7 +326,7 @@ fn nothing_stays_when_a_proxy_is_dropped() {
 }
 
 #[test]
-fn the_end_of_an_api_server_passes_when_bytes_may_and_another_one_is_found() {
+fn clients_see_the_end_of_an_api_server_after_a_stall_and_reach_the_next_one() {
     let mut plane = ControlPlane::start().unwrap();
     let proxy = Proxy::start(&plane).unwrap();
     let as_admin =
@@ -339,5 +342,5 @@ fn the_end_of_an_api_server_passes_when_bytes_may_and_another_one_is_found() {
     proxy.stall(false);
     assert!(is_closed(&mut watch) && is_closed(&mut early));
     plane.start_api_server().unwrap();
-    assert!(is_default(&rest(&mut send(&proxy, &get))));
+    assert!(is_default(&read_to_end(&mut send(&proxy, &get))));
 }

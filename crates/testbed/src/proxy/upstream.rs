@@ -11,7 +11,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-use super::lines::{Line, Socket};
+use super::connections::{ProxyConnection, Socket};
 use crate::ControlPlane;
 
 /// How to reach the API server.
@@ -37,13 +37,13 @@ impl Upstream {
         Ok(Self { address, tls: Arc::new(tls) })
     }
 
-    /// Connects the other end of `line`. The handshake takes place with the first bytes.
+    /// Connects the server's end of `connection`. The handshake takes place with the first bytes.
     pub(super) fn connect<'a>(
         &self,
-        line: &'a Line<'_>,
+        connection: &'a ProxyConnection<'_>,
     ) -> io::Result<StreamOwned<ClientConnection, Socket<'a>>> {
         let name = ServerName::from(self.address.ip());
         let session = ClientConnection::new(Arc::clone(&self.tls), name).map_err(io::Error::other)?;
-        Ok(StreamOwned::new(session, line.connect(self.address)?))
+        Ok(StreamOwned::new(session, connection.connect(self.address)?))
     }
 }

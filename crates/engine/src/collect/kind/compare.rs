@@ -6,7 +6,7 @@ use tokio::time::{Duration, Instant};
 
 use super::{
     KindTask,
-    feed::{Feed, List, Purpose},
+    feed::{Feed, FeedPurpose, ListedUids},
     target::KindTarget,
 };
 use crate::{
@@ -15,20 +15,20 @@ use crate::{
 };
 
 /// How long a comparison waits for events that are still on their way.
-const SETTLE: Duration = Duration::from_secs(10);
+const WAIT_FOR_EVENTS: Duration = Duration::from_secs(10);
 
 pub(super) struct Comparisons {
-    suspicions: Vec<Suspicion>,
+    differences: Vec<ListDifferences>,
     begun: Instant,
     /// Spreads the comparisons of kinds over time.
     jitter: f64,
 }
 
 /// Differences between a list of metadata and the rows.
-struct Suspicion {
-    /// The feed that lists.
-    by: u64,
-    /// The feed that may have missed events.
+struct ListDifferences {
+    /// Id of the feed that lists.
+    list_feed: u64,
+    /// Id of the feed that may have missed events.
     feed: u64,
     /// Definitions and objects, with their versions; 0: the object is gone.
     objects: Vec<(u32, Arc<str>, u64)>,
@@ -37,7 +37,7 @@ struct Suspicion {
 
 impl Comparisons {
     pub(super) fn new() -> Self {
-        Self { suspicions: Vec::new(), begun: Instant::now(), jitter: 0.8 + fastrand::f64() / 5.0 }
+        Self { differences: Vec::new(), begun: Instant::now(), jitter: 0.8 + fastrand::f64() / 5.0 }
     }
 
     /// Whether a comparison is due, which begins now.
@@ -50,55 +50,59 @@ impl Comparisons {
     }
 
     pub(super) fn clear(&mut self) {
-        self.suspicions.clear();
+        self.differences.clear();
     }
 
     /// The list of a comparison has failed.
-    pub(super) fn abandon(&mut self, by: u64) {
-        self.suspicions.retain(|suspicion| suspicion.by != by);
+    pub(super) fn remove(&mut self, list_feed: u64) {
+        self.differences.retain(|difference| difference.list_feed != list_feed);
     }
 
     /// Records the targets that lack this version of an object in the list of a comparison.
     pub(super) fn compare(
         &mut self,
-        by: &Feed,
+        list_feed: &Feed,
         targets: &[KindTarget],
         object: &Object,
         namespaces: &Namespaces,
     ) {
-        let Some(suspicion) = self.suspicions.iter_mut().find(|suspicion| suspicion.by == by.id) else {
+        let Some(difference) =
+            self.differences.iter_mut().find(|difference| difference.list_feed == list_feed.id)
+        else {
             return;
         };
         let missing = |target: &&KindTarget| {
-            by.serves(target.definition()) && target.misses(by.query(), object, namespaces)
+            list_feed.serves(target.definition()) && target.misses(list_feed.query(), object, namespaces)
         };
         let (uid, version) = (&object.metadata.uid, object.metadata.version);
         let missing =
             targets.iter().filter(missing).map(|target| (target.definition(), uid.clone(), version));
-        suspicion.objects.extend(missing);
+        difference.objects.extend(missing);
     }
 
     /// The list of a comparison is complete: records rows whose objects it did not contain.
-    pub(super) fn finish(&mut self, by: &Feed, targets: &[KindTarget], shown: &List) {
-        let Some(suspicion) = self.suspicions.iter_mut().find(|suspicion| suspicion.by == by.id) else {
+    pub(super) fn finish(&mut self, list_feed: &Feed, targets: &[KindTarget], listed_uids: &ListedUids) {
+        let Some(difference) =
+            self.differences.iter_mut().find(|difference| difference.list_feed == list_feed.id)
+        else {
             return;
         };
-        for target in targets.iter().filter(|target| by.serves(target.definition())) {
-            let extra = target.extra(&by.listed, shown).into_iter();
-            suspicion.objects.extend(extra.map(|uid| (target.definition(), uid, 0)));
+        for target in targets.iter().filter(|target| list_feed.serves(target.definition())) {
+            let extra = target.extra(&list_feed.listed, listed_uids).into_iter();
+            difference.objects.extend(extra.map(|uid| (target.definition(), uid, 0)));
         }
-        suspicion.due = Some(Instant::now() + SETTLE);
+        difference.due = Some(Instant::now() + WAIT_FOR_EVENTS);
     }
 
-    /// The feeds whose differences are due and still exist.
-    fn take_suspects(&mut self, now: Instant, targets: &[KindTarget]) -> Vec<u64> {
+    /// Removes the differences that are due. Returns the feeds for which one of them still exists.
+    fn take_feeds_with_missed_events(&mut self, now: Instant, targets: &[KindTarget]) -> Vec<u64> {
         let differs = |(definition, uid, version): &(u32, Arc<str>, u64)| {
             let target = targets.iter().find(|target| target.definition() == *definition);
             target.is_some_and(|target| target.still_differs(uid, *version))
         };
-        let due = self.suspicions.extract_if(.., |suspicion| suspicion.due.is_some_and(|due| due <= now));
-        due.filter(|suspicion| suspicion.objects.iter().any(differs))
-            .map(|suspicion| suspicion.feed)
+        let due = self.differences.extract_if(.., |difference| difference.due.is_some_and(|due| due <= now));
+        due.filter(|difference| difference.objects.iter().any(differs))
+            .map(|difference| difference.feed)
             .collect()
     }
 }
@@ -115,16 +119,21 @@ impl KindTask {
                 (feed.id, (query, (*feed.listed.serves).clone()))
             })
             .unzip();
-        let ids = self.feeds.start_lists(&self.context, Purpose::Compare, lists);
+        let ids = self.feeds.start_lists(&self.context, FeedPurpose::Compare, lists);
         let begun = ids.into_iter().zip(compared);
-        let begun = begun.map(|(by, feed)| Suspicion { by, feed, objects: Vec::new(), due: None });
-        self.comparisons.suspicions.extend(begun);
+        let begun = begun.map(|(list_feed, feed)| ListDifferences {
+            list_feed,
+            feed,
+            objects: Vec::new(),
+            due: None,
+        });
+        self.comparisons.differences.extend(begun);
     }
 
     /// Marks feeds that have missed events, so that they are replaced.
-    pub(super) fn judge(&mut self, now: Instant) {
-        for feed in self.comparisons.take_suspects(now, &self.targets) {
-            self.feeds.suspect(feed);
+    pub(super) fn mark_feeds_with_missed_events(&mut self, now: Instant) {
+        for feed in self.comparisons.take_feeds_with_missed_events(now, &self.targets) {
+            self.feeds.replace_later(feed);
             self.plan.outdate();
         }
     }

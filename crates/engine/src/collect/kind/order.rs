@@ -13,7 +13,7 @@ use kollect_model::row::RowKey;
 use crate::watch::{Metadata, Query};
 
 /// Numbers of definitions of targets.
-pub(super) type Definitions = BTreeSet<u32>;
+pub(super) type DefinitionNumbers = BTreeSet<u32>;
 
 /// An event of a feed about one object.
 #[derive(Clone, Copy)]
@@ -21,7 +21,7 @@ pub(super) struct ObjectEvent<'a> {
     pub(super) object: &'a Metadata,
     pub(super) query: &'a Query,
     /// The definitions that the feed serves.
-    pub(super) serves: &'a Arc<Definitions>,
+    pub(super) serves: &'a Arc<DefinitionNumbers>,
     /// Whether the list of the feed is still running.
     pub(super) listing: bool,
     /// Whether the feed lists a namespace once more, because the namespace has changed.
@@ -30,7 +30,7 @@ pub(super) struct ObjectEvent<'a> {
 
 /// What to do with an object from a feed for the row of one target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum RowAction {
     /// The object is read: it is newer than the row, or there is no row.
     Read,
     /// The row was made from this version. Only whether the query selects the object is checked.
@@ -47,14 +47,14 @@ pub(super) fn step(
     known: Option<u64>,
     is_old: impl FnOnce() -> bool,
     is_listed: impl FnOnce() -> bool,
-) -> Step {
+) -> RowAction {
     let version = event.object.version;
     match known.filter(|_| version != 0) {
-        Some(known) if known > version => Step::Ignore,
-        _ if is_old() => Step::Ignore,
-        Some(known) if known == version && !event.renewal => Step::Reselect,
-        None if is_listed() => Step::Ignore,
-        _ => Step::Read,
+        Some(known) if known > version => RowAction::Ignore,
+        _ if is_old() => RowAction::Ignore,
+        Some(known) if known == version && !event.renewal => RowAction::Reselect,
+        None if is_listed() => RowAction::Ignore,
+        _ => RowAction::Read,
     }
 }
 
@@ -66,13 +66,13 @@ pub(super) fn deletes(version: u64, known: Option<u64>) -> bool {
 /// A query, the definitions of the targets that it serves, and the version of its last complete list;
 /// 0: there is none, or its version is not known.
 #[derive(Debug)]
-pub(super) struct Listed {
+pub(super) struct ListedQuery {
     pub(super) query: Query,
-    pub(super) serves: Arc<Definitions>,
+    pub(super) serves: Arc<DefinitionNumbers>,
     pub(super) version: u64,
 }
 
-impl Listed {
+impl ListedQuery {
     /// Whether the query can return objects of the namespace.
     pub(super) fn covers(&self, namespace: &str) -> bool {
         self.query.namespace.as_deref().is_none_or(|own| own == namespace)
@@ -97,35 +97,35 @@ impl Listed {
     pub(super) fn proves_gone(&self, row: &RowKey, version: u64, matches: Option<&QueryMatches>) -> bool {
         (self.version == 0 || version <= self.version || matches.is_some())
             && self.covers(&row.namespace)
-            && !matches.is_some_and(|matches| matches.is_of_others(&row.uid, &self.query))
+            && !matches.is_some_and(|matches| matches.is_of_other_queries(&row.uid, &self.query))
     }
 }
 
 /// The records that are needed to order the events of several feeds.
 #[derive(Default)]
-pub(super) struct Order {
+pub(super) struct EventOrder {
     /// Whether an object can come from several feeds.
     overlap: bool,
     /// By UID: the newest versions that feeds have reported, each with the definitions that the feed served.
-    newest: HashMap<Arc<str>, Vec<(Arc<Definitions>, u64)>>,
+    newest: HashMap<Arc<str>, Vec<(Arc<DefinitionNumbers>, u64)>>,
     /// Complete lists of feeds that no longer exist.
-    ended_lists: Vec<Listed>,
+    ended_lists: Vec<ListedQuery>,
 }
 
-impl Order {
+impl EventOrder {
     /// Records the version of an object from a watch. A list sends objects in no order.
-    pub(super) fn note_object(&mut self, event: ObjectEvent<'_>) {
-        if !event.listing && self.remembers() {
-            self.note(event);
+    pub(super) fn record_object(&mut self, event: ObjectEvent<'_>) {
+        if !event.listing && self.is_recording() {
+            self.record(event);
         }
     }
 
     /// Records the version of a deletion. Another feed may not report that an object has left this query: the version
     /// of each row decides whether it is removed.
-    pub(super) fn note_deletion(&mut self, event: ObjectEvent<'_>) {
+    pub(super) fn record_deletion(&mut self, event: ObjectEvent<'_>) {
         // A streamed list reports deletions while it runs.
-        if if event.listing { self.overlap } else { self.remembers() } {
-            self.note(event);
+        if if event.listing { self.overlap } else { self.is_recording() } {
+            self.record(event);
         }
     }
 
@@ -133,15 +133,16 @@ impl Order {
     /// targets do not count: this target may receive their events later, or never.
     pub(super) fn is_old(&self, event: ObjectEvent<'_>, definition: u32) -> bool {
         let version = event.object.version;
-        let newer =
-            |(serves, newest): &(Arc<Definitions>, u64)| *newest > version && serves.contains(&definition);
-        version != 0 && self.newest.get(&event.object.uid).is_some_and(|told| told.iter().any(newer))
+        let newer = |(serves, newest): &(Arc<DefinitionNumbers>, u64)| {
+            *newest > version && serves.contains(&definition)
+        };
+        version != 0 && self.newest.get(&event.object.uid).is_some_and(|reported| reported.iter().any(newer))
     }
 
     /// Records the version of an object that was read for a target, if neither a row nor a failure keeps it.
     pub(super) fn keep_version(&mut self, event: ObjectEvent<'_>, is_kept: impl FnOnce() -> bool) {
         if self.overlap && !is_kept() {
-            self.note(event);
+            self.record(event);
         }
     }
 
@@ -151,7 +152,7 @@ impl Order {
         &'a self,
         event: ObjectEvent<'_>,
         definition: u32,
-        others: impl Iterator<Item = &'a Listed>,
+        others: impl Iterator<Item = &'a ListedQuery>,
     ) -> bool {
         event.object.version != 0
             && !event.renewal
@@ -160,64 +161,67 @@ impl Order {
     }
 
     /// Keeps the complete list of a feed that has ended.
-    pub(super) fn end_list(&mut self, list: Listed) {
+    pub(super) fn end_list(&mut self, list: ListedQuery) {
         self.ended_lists.push(list);
     }
 
-    /// Drops lists of a changed namespace: they do not tell what is selected now.
+    /// Drops lists of a changed namespace: they do not show what is selected now.
     pub(super) fn forget_lists_of(&mut self, namespace: &str) {
         self.ended_lists.retain(|list| list.query.namespace.as_deref() != Some(namespace));
     }
 
-    /// The set of feeds has changed. All of them have received every event up to version `passed`.
-    pub(super) fn set_overlap(&mut self, overlap: bool, passed: impl FnOnce() -> u64) {
+    /// The set of feeds has changed. All of them have received every event up to version `received_up_to`.
+    pub(super) fn set_overlap(&mut self, overlap: bool, received_up_to: impl FnOnce() -> u64) {
         self.overlap = overlap;
-        self.forget(passed);
+        self.forget(received_up_to);
     }
 
-    /// Drops records up to version `passed`: all feeds have received those events, and none can come again.
-    pub(super) fn forget(&mut self, passed: impl FnOnce() -> u64) {
+    /// Drops records up to version `received_up_to`: all feeds have received those events, and none can come again.
+    pub(super) fn forget(&mut self, received_up_to: impl FnOnce() -> u64) {
         if self.newest.is_empty() && self.ended_lists.is_empty() {
             return;
         }
-        let passed = passed();
-        self.ended_lists.retain(|list| list.version > passed);
-        self.newest.retain(|_, told| {
-            told.retain(|(_, version)| *version > passed);
-            !told.is_empty()
+        let received_up_to = received_up_to();
+        self.ended_lists.retain(|list| list.version > received_up_to);
+        self.newest.retain(|_, reported| {
+            reported.retain(|(_, version)| *version > received_up_to);
+            !reported.is_empty()
         });
         if self.newest.is_empty() {
             self.newest = HashMap::new();
         }
     }
 
-    fn remembers(&self) -> bool {
+    fn is_recording(&self) -> bool {
         self.overlap || !self.newest.is_empty()
     }
 
-    fn note(&mut self, ObjectEvent { object, serves, .. }: ObjectEvent<'_>) {
-        let told = self.newest.entry(object.uid.clone()).or_default();
-        match told.iter_mut().find(|(known, _)| Arc::ptr_eq(known, serves)) {
+    fn record(&mut self, ObjectEvent { object, serves, .. }: ObjectEvent<'_>) {
+        let reported = self.newest.entry(object.uid.clone()).or_default();
+        match reported.iter_mut().find(|(known, _)| Arc::ptr_eq(known, serves)) {
             Some((_, newest)) => *newest = object.version.max(*newest),
-            None => told.push((serves.clone(), object.version)),
+            None => reported.push((serves.clone(), object.version)),
         }
     }
 }
 
-/// Whether an object can come from several of these queries. `split`: one target has several field selectors.
-pub(super) fn overlap<'a>(queries: impl Iterator<Item = &'a Query>, split: bool) -> bool {
-    let (mut count, mut places) = (0, BTreeSet::new());
+/// Whether an object can come from several of these queries. `several_field_selectors`: one target has several.
+pub(super) fn overlap<'a>(queries: impl Iterator<Item = &'a Query>, several_field_selectors: bool) -> bool {
+    let (mut count, mut keys) = (0, BTreeSet::new());
     // By field selector: how many queries, and whether one of them reads the whole cluster.
     let mut selectors: BTreeMap<_, (usize, bool)> = BTreeMap::new();
     for query in queries {
         count += 1;
-        places.insert((&query.field_selector, &query.namespace));
-        let (same, whole) = selectors.entry(&query.field_selector).or_default();
-        (*same, *whole) = (*same + 1, *whole || query.namespace.is_none());
+        keys.insert((&query.field_selector, &query.namespace));
+        let (queries_of_selector, reads_cluster) = selectors.entry(&query.field_selector).or_default();
+        (*queries_of_selector, *reads_cluster) =
+            (*queries_of_selector + 1, *reads_cluster || query.namespace.is_none());
     }
-    places.len() < count
-        || selectors.values().any(|(same, whole)| *whole && *same > 1)
-        || split && selectors.len() > 1
+    keys.len() < count
+        || selectors
+            .values()
+            .any(|(queries_of_selector, reads_cluster)| *reads_cluster && *queries_of_selector > 1)
+        || several_field_selectors && selectors.len() > 1
 }
 
 /// Which queries of a target return an object, and since which version. There can be several, because the API server
@@ -247,12 +251,12 @@ impl QueryMatches {
     }
 
     /// Whether queries are known to return the object.
-    pub(super) fn contain(&self, uid: &str) -> bool {
+    pub(super) fn contains(&self, uid: &str) -> bool {
         self.0.contains_key(uid)
     }
 
     /// Whether other queries return the object, and this one does not.
-    fn is_of_others(&self, uid: &str, query: &Query) -> bool {
+    fn is_of_other_queries(&self, uid: &str, query: &Query) -> bool {
         self.0.get(uid).is_some_and(|queries| !queries.contains_key(&query.field_selector))
     }
 

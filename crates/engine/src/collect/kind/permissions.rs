@@ -11,31 +11,31 @@ use crate::{
 };
 
 /// Concurrent permission requests.
-const QUESTIONS: usize = 8;
+const CONCURRENT_REQUESTS: usize = 8;
 
 /// Denials of namespaces that one review asks for again, at most.
-const DOUBTED: usize = 100;
+const DENIALS_PER_REVIEW: usize = 100;
 
 pub(super) struct Permissions {
     /// Namespaces; `None`: the whole cluster.
     allowed: BTreeSet<Option<Arc<str>>>,
     denied: BTreeSet<Option<Arc<str>>>,
     /// The last namespace that a review asked for again; the next review continues after it.
-    doubted: Option<Arc<str>>,
-    reviewed: Instant,
+    last_requested: Option<Arc<str>>,
+    last_review: Instant,
     /// Number of reviews since targets or permissions last changed.
     reviews: u32,
 }
 
 /// The first reviews, which are one period apart; the pauses between later ones grow.
-const SOON: u32 = 10;
+const FREQUENT_REVIEWS: u32 = 10;
 /// The longest pause between two reviews, in periods.
-const LONGEST: u32 = 20;
+const LONGEST_PAUSE: u32 = 20;
 
 impl Permissions {
     pub(super) fn new() -> Self {
         let (allowed, denied) = (BTreeSet::new(), BTreeSet::new());
-        Self { allowed, denied, doubted: None, reviewed: Instant::now(), reviews: 0 }
+        Self { allowed, denied, last_requested: None, last_review: Instant::now(), reviews: 0 }
     }
 
     /// Targets or permissions may have changed: the pauses between reviews are short again.
@@ -65,37 +65,38 @@ impl Permissions {
         let unknown = queries.filter(|query| !self.allowed.contains(&query.namespace));
         let answers: Vec<(Option<Arc<str>>, bool)> = stream::iter(unknown.cloned().collect::<Vec<_>>())
             .map(|query| async move { (query.namespace.clone(), source.permits(&query).await) })
-            .buffer_unordered(QUESTIONS)
+            .buffer_unordered(CONCURRENT_REQUESTS)
             .collect()
             .await;
-        let asked = !answers.is_empty();
-        if answers.iter().any(|(_, yes)| *yes) {
+        let had_unknown = !answers.is_empty();
+        if answers.iter().any(|(_, is_allowed)| *is_allowed) {
             self.review_soon();
         }
-        for (namespace, yes) in answers {
-            let known = if yes { &mut self.allowed } else { &mut self.denied };
+        for (namespace, is_allowed) in answers {
+            let known = if is_allowed { &mut self.allowed } else { &mut self.denied };
             known.insert(namespace);
         }
-        asked
+        had_unknown
     }
 
     /// Whether a review of denied permissions is due, which begins now.
     pub(super) fn is_review_due(&mut self, now: Instant, period: Duration) -> bool {
-        let periods = (1 << self.reviews.saturating_sub(SOON).min(5)).min(LONGEST);
-        let due = now.duration_since(self.reviewed) >= period * periods;
+        let periods = (1 << self.reviews.saturating_sub(FREQUENT_REVIEWS).min(5)).min(LONGEST_PAUSE);
+        let due = now.duration_since(self.last_review) >= period * periods;
         if due {
-            (self.reviewed, self.reviews) = (now, self.reviews.saturating_add(1));
+            (self.last_review, self.reviews) = (now, self.reviews.saturating_add(1));
         }
         due
     }
 
     /// Forgets denials, so that they are asked for again: for the whole cluster, for unknown namespaces, and in turn
     /// for some of the others.
-    pub(super) fn doubt_denials(&mut self, namespaces: &Namespaces) {
-        self.denied.retain(|place| place.as_ref().is_some_and(|name| namespaces.known.contains_key(name)));
-        let next = self.denied.range((Bound::Excluded(self.doubted.clone()), Bound::Unbounded));
-        let doubted: Vec<_> = next.chain(self.denied.iter()).take(DOUBTED).cloned().collect();
-        doubted.iter().for_each(|place| drop(self.denied.take(place)));
-        self.doubted = doubted.last().cloned().flatten();
+    pub(super) fn forget_denials(&mut self, namespaces: &Namespaces) {
+        self.denied
+            .retain(|namespace| namespace.as_ref().is_some_and(|name| namespaces.known.contains_key(name)));
+        let next = self.denied.range((Bound::Excluded(self.last_requested.clone()), Bound::Unbounded));
+        let requested: Vec<_> = next.chain(self.denied.iter()).take(DENIALS_PER_REVIEW).cloned().collect();
+        requested.iter().for_each(|namespace| drop(self.denied.take(namespace)));
+        self.last_requested = requested.last().cloned().flatten();
     }
 }

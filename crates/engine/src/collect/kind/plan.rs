@@ -4,29 +4,29 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
     KindTask, ResolvedKind,
-    feed::Progress,
-    feeds::{Feeds, Index},
+    feed::FeedProgress,
+    feeds::{FeedIndex, Feeds},
     permissions::Permissions,
     target::KindTarget,
 };
 use crate::{
-    collect::{Context, Problem},
-    coverage::Place,
-    select::{Member, Namespaces, Queries, queries},
+    collect::{CollectContext, CollectProblem},
+    coverage::WatchedKind,
+    select::{KindQueries, Namespaces, QueryTarget, queries},
     store::Visibility,
     watch::{BlindReason, Blindness, Query, Resolution},
 };
 
-pub(super) struct Plan {
-    queries: Queries,
+pub(super) struct QueryPlan {
+    queries: KindQueries,
     /// Whether it must be made again.
     outdated: bool,
     pub(super) permissions: Permissions,
 }
 
-impl Plan {
+impl QueryPlan {
     pub(super) fn new() -> Self {
-        Self { queries: Queries::default(), outdated: true, permissions: Permissions::new() }
+        Self { queries: KindQueries::default(), outdated: true, permissions: Permissions::new() }
     }
 
     /// Marks the plan: targets, namespaces, permissions, feeds or the kind itself have changed.
@@ -42,12 +42,12 @@ impl Plan {
     /// Plans the queries that may be made. Permissions that are not known yet are asked for.
     async fn make(
         &mut self,
-        context: &Context,
+        context: &CollectContext,
         kind: &ResolvedKind,
         targets: &[KindTarget],
         namespaces: &Namespaces,
     ) {
-        let members: Vec<Member<'_>> = targets.iter().map(KindTarget::member).collect();
+        let members: Vec<QueryTarget<'_>> = targets.iter().map(KindTarget::member).collect();
         let (within, follow) = (context.settings.within.as_ref(), context.settings.follow);
         loop {
             let denied = self.permissions.denied();
@@ -60,39 +60,43 @@ impl Plan {
         }
     }
 
-    /// Reports forbidden places to the ledger, and removes places from it that are not watched.
-    fn tell_places(&self, context: &Context, kind: &ResolvedKind, feeds: &Feeds) {
+    /// Reports what is forbidden to the coverage, and removes from it what is not watched.
+    fn report_forbidden(&self, context: &CollectContext, kind: &ResolvedKind, feeds: &Feeds) {
         let Some(Resolution::Served(resource)) = &kind.resolution else {
-            let cluster = |place: &Place| place.namespace.is_none() && place.field_selector.is_none();
-            context.coverage.forget(&kind.gvk, cluster);
+            let cluster =
+                |watched: &WatchedKind| watched.namespace.is_none() && watched.field_selector.is_none();
+            context.coverage.retain(&kind.gvk, cluster);
             return;
         };
         let known = context.coverage.of_kind(&kind.gvk);
         let verbs = if context.settings.follow { "verbs list and watch" } else { "verb list" };
-        for namespace in self.queries.dark.keys() {
-            let place = Place { gvk: kind.gvk.clone(), namespace: namespace.clone(), field_selector: None };
-            let told = known.get(&place).is_some_and(|k| k.state.is_blind_for(BlindReason::Forbidden));
-            if !told {
-                let scope = match namespace {
+        for namespace in self.queries.forbidden.keys() {
+            let watched =
+                WatchedKind { gvk: kind.gvk.clone(), namespace: namespace.clone(), field_selector: None };
+            let was_reported =
+                known.get(&watched).is_some_and(|k| k.state.is_blind_for(BlindReason::Forbidden));
+            if !was_reported {
+                let area = match namespace {
                     Some(namespace) => format!("in namespace {namespace}"),
                     None => "in the whole cluster".into(),
                 };
-                let message = format!("list {} {scope}: forbidden; grant the {verbs} on it", resource.name);
-                context.tell_blind(&place, Blindness { reason: BlindReason::Forbidden, message });
+                let message = format!("list {} {area}: forbidden; grant the {verbs} on it", resource.name);
+                context.report_blind(&watched, Blindness { reason: BlindReason::Forbidden, message });
             }
         }
-        let looked: BTreeSet<&Place> = feeds.iter().filter(|f| f.follows()).map(|feed| &feed.place).collect();
-        let dark = |place: &Place| self.queries.dark.contains_key(&place.namespace);
-        context.coverage.forget(&kind.gvk, |place| looked.contains(place) || dark(place));
+        let followed: BTreeSet<&WatchedKind> =
+            feeds.iter().filter(|f| f.follows()).map(|feed| &feed.watched).collect();
+        let forbidden = |watched: &WatchedKind| self.queries.forbidden.contains_key(&watched.namespace);
+        context.coverage.retain(&kind.gvk, |watched| followed.contains(watched) || forbidden(watched));
     }
 
-    /// How much a target has seen: the sum of its feeds, ignoring the limits of its reach.
+    /// How much all feeds of a target have seen, ignoring the limits of its reach.
     fn visibility(
         &self,
-        context: &Context,
+        context: &CollectContext,
         kind: &ResolvedKind,
         definition: u32,
-        feeds: &Index<'_>,
+        feeds: &FeedIndex<'_>,
     ) -> Visibility {
         match &kind.resolution {
             None => return Visibility::Pending,
@@ -103,24 +107,24 @@ impl Plan {
         if self.queries.undecided.contains(&definition) || !context.source.is_complete() {
             return if feeds.is_listing_for(definition) { Visibility::Pending } else { Visibility::Partial };
         }
-        let own = self.queries.dark.iter().filter(|(_, members)| members.contains(&definition));
-        let mut dark: BTreeSet<Option<Arc<str>>> = own.map(|(place, _)| place.clone()).collect();
+        let own = self.queries.forbidden.iter().filter(|(_, members)| members.contains(&definition));
+        let mut blind: BTreeSet<Option<Arc<str>>> = own.map(|(namespace, _)| namespace.clone()).collect();
         let own = self.queries.wanted.iter().filter(|(_, members)| members.contains(&definition));
         for (query, members) in own {
             match feeds.progress(query, members, definition) {
-                Progress::Synced => {}
-                Progress::Blind => drop(dark.insert(query.namespace.clone())),
-                Progress::Listing => return Visibility::Pending,
+                FeedProgress::Synced => {}
+                FeedProgress::Blind => drop(blind.insert(query.namespace.clone())),
+                FeedProgress::Listing => return Visibility::Pending,
             }
         }
         match context.settings.within.as_ref().filter(|_| kind.is_namespaced()) {
-            _ if dark.contains(&None) => Visibility::Partial,
+            _ if blind.contains(&None) => Visibility::Partial,
             Some(within) => {
-                let seen = within.iter().filter(|name| !dark.contains(&Some((*name).clone())));
+                let seen = within.iter().filter(|name| !blind.contains(&Some((*name).clone())));
                 Visibility::Within(seen.cloned().collect())
             }
-            None if dark.is_empty() => Visibility::Everything,
-            None => Visibility::AllBut(dark.into_iter().flatten().collect()),
+            None if blind.is_empty() => Visibility::Everything,
+            None => Visibility::AllBut(blind.into_iter().flatten().collect()),
         }
     }
 }
@@ -137,19 +141,19 @@ impl KindTask {
                 &targets.iter().map(KindTarget::definition).collect(),
             );
         } else {
-            plan.queries = Queries::default();
+            plan.queries = KindQueries::default();
             feeds.clear();
             self.comparisons.clear();
         }
-        // The ledger is updated before the visibilities: readers that wait for visibilities find it complete.
-        plan.tell_places(context, kind, feeds);
-        let index = Index::of(feeds);
+        // The coverage is updated before the visibilities: readers that wait for visibilities find it complete.
+        plan.report_forbidden(context, kind, feeds);
+        let index = FeedIndex::of(feeds);
         for target in targets {
             let definition = target.definition();
             let visibility = plan.visibility(context, kind, definition, &index);
             if target.set_undecided(plan.queries.undecided.contains(&definition)) {
                 let (target, gvk) = (target.id().clone(), kind.gvk.clone());
-                (context.report)(Problem::Undecided { target, gvk });
+                (context.report)(CollectProblem::Undecided { target, gvk });
             }
             let within = context.settings.within.as_ref().filter(|_| kind.is_namespaced());
             let is_complete = match &visibility {

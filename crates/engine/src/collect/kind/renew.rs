@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{KindTask, feed::Purpose};
+use super::{KindTask, feed::FeedPurpose};
 use crate::{
     select::{NamespaceEffect, Namespaces},
     watch::Query,
@@ -55,7 +55,7 @@ impl KindTask {
                     self.feeds.forget_renewals(name, target.definition());
                 }
                 match effect {
-                    NamespaceEffect::Lost => target.lose_namespace(name),
+                    NamespaceEffect::Lost => target.remove_namespace(name),
                     NamespaceEffect::Other => self.renewals.add(name, now, &[target.definition()]),
                     NamespaceEffect::None => {}
                 }
@@ -89,7 +89,7 @@ impl KindTask {
                 }
             }
             lists.retain(|(_, serves)| !serves.is_empty());
-            self.feeds.start_lists(&self.context, Purpose::Renew, lists);
+            self.feeds.start_lists(&self.context, FeedPurpose::Renew, lists);
         }
     }
 

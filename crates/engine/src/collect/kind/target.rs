@@ -11,14 +11,14 @@ use serde_json::value::RawValue;
 
 use super::{
     ResolvedKind,
-    feed::List,
-    order::{Listed, QueryMatches, deletes},
+    feed::ListedUids,
+    order::{ListedQuery, QueryMatches, deletes},
 };
 use crate::{
-    collect::{Context, Problem, Target},
-    extract::{CompiledProfile, ExtractError, Extracted, Needs},
-    select::{Member, NamespaceEffect, Namespaces, Rejected, same_metadata},
-    store::{KindRows, NullAttribute, NullAttributes, NullCause, Origin, Visibility},
+    collect::{CollectContext, CollectProblem, Target},
+    extract::{CompiledProfile, ExtractError, Extracted, ProfileNeeds},
+    select::{NamespaceEffect, Namespaces, QueryTarget, RejectingClause, same_metadata},
+    store::{KindRows, NullAttribute, NullAttributes, NullCause, RowOrigin, Visibility},
     watch::{Metadata, Object, Query},
 };
 
@@ -30,7 +30,7 @@ pub(super) struct KindTarget {
     /// `None`: only one query can return an object.
     matches: Option<QueryMatches>,
     undecided: bool,
-    /// What the store was told; `None`: nothing has been seen yet.
+    /// The visibility that the store has; `None`: nothing has been seen yet.
     visibility: Option<Visibility>,
     nulls: SharedNulls,
 }
@@ -59,12 +59,12 @@ impl SharedNulls {
 }
 
 impl KindTarget {
-    pub(super) fn new(context: &Context, kind: &ResolvedKind, target: &Arc<Target>) -> Self {
+    pub(super) fn new(context: &CollectContext, kind: &ResolvedKind, target: &Arc<Target>) -> Self {
         Self {
             target: target.clone(),
             rows: context.store.rows(&target.id, &kind.gvk).for_definition(target.definition),
             stale: true,
-            matches: target.selection.is_split(&kind.gvk).then(QueryMatches::default),
+            matches: target.selection.has_several_field_selectors(&kind.gvk).then(QueryMatches::default),
             undecided: false,
             visibility: None,
             nulls: SharedNulls::default(),
@@ -79,14 +79,14 @@ impl KindTarget {
         self.target.definition
     }
 
-    pub(super) fn is_split(&self) -> bool {
+    pub(super) fn has_several_field_selectors(&self) -> bool {
         self.matches.is_some()
     }
 
     /// The target, for the plan.
-    pub(super) fn member(&self) -> Member<'_> {
-        let metadata_only = self.target.profile.needs() == Needs::MetadataOnly;
-        Member { number: self.definition(), selection: &self.target.selection, metadata_only }
+    pub(super) fn member(&self) -> QueryTarget<'_> {
+        let metadata_only = self.target.profile.needs() == ProfileNeeds::MetadataOnly;
+        QueryTarget { number: self.definition(), selection: &self.target.selection, metadata_only }
     }
 
     /// The version of the object's row or failure, if this definition has made it.
@@ -103,10 +103,10 @@ impl KindTarget {
     /// Checks whether the query selects an object whose row was made from this version.
     pub(super) fn reselect(&mut self, query: &Query, object: &Object, namespaces: &Namespaces) {
         if let Some(matches) = &mut self.matches {
-            match self.target.selection.verdict(query, object, namespaces) {
+            match self.target.selection.check(query, object, namespaces) {
                 Ok(()) => matches.add(&object.metadata, query),
-                Err(Rejected::BeyondReach) => {}
-                Err(_) => drop(self.release(&object.metadata.uid, query, object.metadata.version)),
+                Err(RejectingClause::BeyondReach) => {}
+                Err(_) => drop(self.remove_match(&object.metadata.uid, query, object.metadata.version)),
             }
         }
     }
@@ -114,7 +114,7 @@ impl KindTarget {
     /// Makes a row or a failure of an object, or removes them if it is not selected. Returns whether a row changed.
     pub(super) fn read(
         &mut self,
-        context: &Context,
+        context: &CollectContext,
         kind: &ResolvedKind,
         namespaces: &Namespaces,
         query: &Query,
@@ -122,11 +122,11 @@ impl KindTarget {
         extractions: &mut Extractions,
     ) -> bool {
         let metadata = &object.metadata;
-        match self.target.selection.verdict(query, object, namespaces) {
+        match self.target.selection.check(query, object, namespaces) {
             Ok(()) => {}
             // Rows beyond the reach of the target stay as they were.
-            Err(Rejected::BeyondReach) => return false,
-            Err(_) => return self.release(&metadata.uid, query, metadata.version),
+            Err(RejectingClause::BeyondReach) => return false,
+            Err(_) => return self.remove_match(&metadata.uid, query, metadata.version),
         }
         let Target { id, profile, .. } = &*self.target;
         let namespace = namespaces.known.get_key_value(&metadata.namespace);
@@ -141,7 +141,7 @@ impl KindTarget {
             namespace: namespace.map_or_else(|| metadata.namespace.clone(), |(name, _)| name.clone()),
             uid: metadata.uid.clone(),
         };
-        let origin = Origin { version: metadata.version, definition: self.definition(), outdated: false };
+        let origin = RowOrigin { version: metadata.version, definition: self.definition(), outdated: false };
         if let Some(matches) = &mut self.matches {
             matches.add(metadata, query);
         }
@@ -156,7 +156,7 @@ impl KindTarget {
                     let attributes: Vec<String> = mismatches.map(|null| null.name.to_string()).collect();
                     if !attributes.is_empty() {
                         let (target, object) = (id.clone(), path(metadata));
-                        (context.report)(Problem::TypeMismatch { target, object, attributes });
+                        (context.report)(CollectProblem::TypeMismatch { target, object, attributes });
                     }
                 }
                 changed
@@ -166,7 +166,7 @@ impl KindTarget {
                 let failed = self.rows.fail(key, origin, format!("{object}: {error}"));
                 if failed.is_new {
                     let target = id.clone();
-                    (context.report)(Problem::Unreadable { target, object, error: error.clone() });
+                    (context.report)(CollectProblem::Unreadable { target, object, error: error.clone() });
                 }
                 failed.removed_row
             }
@@ -174,7 +174,7 @@ impl KindTarget {
     }
 
     /// The query does not return the object at this version. Returns whether a row was removed.
-    fn release(&mut self, uid: &str, query: &Query, version: u64) -> bool {
+    fn remove_match(&mut self, uid: &str, query: &Query, version: u64) -> bool {
         self.matches.as_mut().is_none_or(|matches| matches.remove(uid, query, version))
             && self.rows.remove(uid)
     }
@@ -187,30 +187,30 @@ impl KindTarget {
         query: &Query,
         object: &Metadata,
     ) {
-        if self.target.selection.is_beyond(&kind.gvk, object, namespaces) {
+        if self.target.selection.is_beyond_reach(&kind.gvk, object, namespaces) {
             return;
         }
         let known = || self.rows.origin(&object.uid).map(|origin| origin.version);
         // If several queries may return the object, their matches decide whether its row stays.
-        let matched = self.matches.as_ref().is_some_and(|matches| matches.contain(&object.uid));
+        let matched = self.matches.as_ref().is_some_and(|matches| matches.contains(&object.uid));
         if matched || deletes(object.version, known()) {
-            self.release(&object.uid, query, object.version);
+            self.remove_match(&object.uid, query, object.version);
         }
     }
 
     /// The objects with rows of this definition that a complete list proves gone.
-    fn gone(&self, listed: &Listed, shown: &List) -> Vec<Arc<str>> {
+    fn proven_gone(&self, listed: &ListedQuery, listed_uids: &ListedUids) -> Vec<Arc<str>> {
         self.rows.find(|key, origin| {
             origin.is_of(self.definition())
                 && listed.proves_gone(key, origin.version, self.matches.as_ref())
-                && !shown.shows(&key.uid)
+                && !listed_uids.contains(&key.uid)
         })
     }
 
     /// Removes rows that a complete list proves gone. Returns their number.
-    pub(super) fn prune(&mut self, listed: &Listed, shown: &List) -> u64 {
-        let gone = self.gone(listed, shown);
-        gone.iter().map(|uid| u64::from(self.release(uid, &listed.query, listed.version))).sum()
+    pub(super) fn prune(&mut self, listed: &ListedQuery, listed_uids: &ListedUids) -> u64 {
+        let uids = self.proven_gone(listed, listed_uids);
+        uids.iter().map(|uid| u64::from(self.remove_match(uid, &listed.query, listed.version))).sum()
     }
 
     /// Whether this version of an object in the list of a comparison is missing here. Rows of earlier definitions do
@@ -218,17 +218,17 @@ impl KindTarget {
     pub(super) fn misses(&self, query: &Query, object: &Object, namespaces: &Namespaces) -> bool {
         match self.rows.origin(&object.metadata.uid) {
             Some(origin) => origin.is_of(self.definition()) && origin.version < object.metadata.version,
-            // A policy may read fields that are not in the metadata, so its verdict does not count.
+            // A policy may read fields that are not in the metadata, so its result does not count.
             None => {
-                let verdict = self.target.selection.verdict(query, object, namespaces);
-                matches!(verdict, Ok(()) | Err(Rejected::Policy))
+                let selected = self.target.selection.check(query, object, namespaces);
+                matches!(selected, Ok(()) | Err(RejectingClause::Policy))
             }
         }
     }
 
     /// The objects with rows that a comparison did not list, and that are not newer than it.
-    pub(super) fn extra(&self, listed: &Listed, shown: &List) -> Vec<Arc<str>> {
-        let mut extra = self.gone(listed, shown);
+    pub(super) fn extra(&self, listed: &ListedQuery, listed_uids: &ListedUids) -> Vec<Arc<str>> {
+        let mut extra = self.proven_gone(listed, listed_uids);
         extra.retain(|uid| self.version(uid).is_some_and(|version| version <= listed.version));
         extra
     }
@@ -256,7 +256,7 @@ impl KindTarget {
     }
 
     /// Removes the rows of a namespace of which no object is selected any more.
-    pub(super) fn lose_namespace(&mut self, name: &str) {
+    pub(super) fn remove_namespace(&mut self, name: &str) {
         for uid in self.rows.find(|key, _| &*key.namespace == name) {
             self.matches.iter_mut().for_each(|matches| matches.forget(&uid));
             self.rows.remove(&uid);
@@ -287,7 +287,7 @@ impl KindTarget {
         undecided && !std::mem::replace(&mut self.undecided, undecided)
     }
 
-    /// Tells the store how much has been seen within the reach of the target, and removes rows that only earlier
+    /// Reports to the store how much has been seen within the reach of the target, and removes rows that only earlier
     /// definitions made. `is_complete`: everything that the collector covers has been listed.
     pub(super) fn set_visibility(
         &mut self,
@@ -299,7 +299,7 @@ impl KindTarget {
         let visibility = match &self.visibility {
             // What was seen before stays valid while a list runs again.
             Some(known) if seen == Visibility::Pending => known.clone(),
-            _ => seen.but(self.target.selection.beyond(&kind.gvk, kind.is_namespaced(), namespaces)),
+            _ => seen.limited_by(self.target.selection.beyond(&kind.gvk, kind.is_namespaced(), namespaces)),
         };
         self.visibility = (visibility != Visibility::Pending).then(|| visibility.clone());
         if self.stale && !matches!(visibility, Visibility::Pending | Visibility::Partial) {

@@ -7,7 +7,7 @@ use kollect_model::row::RowKey;
 use serde_json::{Value, json};
 use tokio::time;
 
-use super::{Lab, Phase, Target, lab_with_pods, profile, target, target_id};
+use super::{CollectTest, Target, WatchPhase, profile, target, target_id, test_with_pods};
 use crate::{
     store::{Changes, Visibility},
     watch::{BlindReason, Blindness, Event},
@@ -21,23 +21,23 @@ fn of_kinds(kinds: &[&str]) -> Arc<Target> {
     target(0, &json!({ "resourceRules": rules }), &profile(&json!([version])))
 }
 
-fn want(lab: &mut Lab, kinds: &[&str]) {
-    lab.targets.insert(0, of_kinds(kinds));
-    lab.set_targets();
+fn select_kinds(test: &mut CollectTest, kinds: &[&str]) {
+    test.targets.insert(0, of_kinds(kinds));
+    test.set_targets();
 }
 
-fn put(lab: &Lab, kind: &str, uid: &str, namespace: &str) {
+fn put(test: &CollectTest, kind: &str, uid: &str, namespace: &str) {
     let mut object = json!({ "metadata": { "name": uid, "namespace": namespace }, "spec": { "image": "i" } });
     if namespace.is_empty() {
         object["metadata"].as_object_mut().unwrap().remove("namespace");
     }
-    lab.with(|world| world.put(kind, uid, object));
+    test.with(|cluster| cluster.put(kind, uid, object));
 }
 
-/// Two pods and two jobs, in namespaces a and b; the target wants the pods.
-async fn lab_with_kinds() -> (Lab, Changes) {
-    let mut lab = lab_with_pods(0).await;
-    lab.with(|world| world.put("Namespace", "ns-b", json!({ "metadata": { "name": "b" } })));
+/// Two pods and two jobs, in namespaces a and b; the target selects the pods.
+async fn test_with_kinds() -> (CollectTest, Changes) {
+    let mut test = test_with_pods(0).await;
+    test.with(|cluster| cluster.put("Namespace", "ns-b", json!({ "metadata": { "name": "b" } })));
     for (kind, uid, namespace) in [
         ("Pod", "p-a", "a"),
         ("Pod", "p-b", "b"),
@@ -45,17 +45,17 @@ async fn lab_with_kinds() -> (Lab, Changes) {
         ("Job", "j-b", "b"),
         ("Node", "n", ""),
     ] {
-        put(&lab, kind, uid, namespace);
+        put(&test, kind, uid, namespace);
     }
-    want(&mut lab, &["Pod"]);
-    lab.flow().await;
-    assert_eq!(uids(&lab), ["p-a", "p-b"]);
-    let changes = lab.rows.changes(&[target_id(0)]);
-    (lab, changes)
+    select_kinds(&mut test, &["Pod"]);
+    test.drain_streams().await;
+    assert_eq!(uids(&test), ["p-a", "p-b"]);
+    let changes = test.rows.changes(&[target_id(0)]);
+    (test, changes)
 }
 
-fn uids(lab: &Lab) -> Vec<String> {
-    let rows = lab.rows.snapshot_of_seen(&[target_id(0)], Visibility::Everything).rows;
+fn uids(test: &CollectTest) -> Vec<String> {
+    let rows = test.rows.snapshot_of_seen(&[target_id(0)], Visibility::Everything).rows;
     let mut uids: Vec<String> = rows.keys().map(|key| key.uid.to_string()).collect();
     uids.sort();
     uids
@@ -63,7 +63,7 @@ fn uids(lab: &Lab) -> Vec<String> {
 
 /// What has changed: `+` and `-` before the UID.
 fn take(changes: &mut Changes) -> BTreeSet<String> {
-    let sign = |gone: bool| if gone { '-' } else { '+' };
+    let sign = |is_removed: bool| if is_removed { '-' } else { '+' };
     changes
         .take()
         .iter()
@@ -73,15 +73,15 @@ fn take(changes: &mut Changes) -> BTreeSet<String> {
 
 /// Lets every stream send what it has, one event after the other. Returns what a reader that reads after each event
 /// gets, without empty results.
-async fn readings(lab: &mut Lab, changes: &mut Changes) -> Vec<BTreeSet<String>> {
+async fn readings(test: &mut CollectTest, changes: &mut Changes) -> Vec<BTreeSet<String>> {
     let mut readings = Vec::new();
     for _ in 0..12 {
         let mut moved = true;
         while std::mem::take(&mut moved) {
-            for index in 0..lab.with(|world| world.streams.len()) {
-                let (world, random) = (lab.world.clone(), &mut lab.random);
-                moved |= world.lock().unwrap().step(index, random);
-                lab.arrive().await;
+            for index in 0..test.with(|cluster| cluster.streams.len()) {
+                let (cluster, random) = (test.cluster.clone(), &mut test.random);
+                moved |= cluster.lock().unwrap().step(index, random);
+                test.receive_events().await;
                 readings.push(take(changes));
             }
         }
@@ -97,202 +97,203 @@ fn set(texts: &[&str]) -> BTreeSet<String> {
 }
 
 /// Discovery reports a change.
-fn discover(lab: &Lab) {
-    lab.kinds.send_modify(|number| *number += 1);
+fn discover(test: &CollectTest) {
+    test.kinds.send_modify(|number| *number += 1);
 }
 
-fn deny(lab: &Lab, kind: &str, namespaces: &[Option<&str>]) {
-    let places = namespaces.iter().map(|name| (kind.to_owned(), name.map(ToOwned::to_owned)));
-    lab.with(|world| world.denied.extend(places));
+fn deny(test: &CollectTest, kind: &str, namespaces: &[Option<&str>]) {
+    let denied = namespaces.iter().map(|name| (kind.to_owned(), name.map(ToOwned::to_owned)));
+    test.with(|cluster| cluster.denied.extend(denied));
 }
 
 /// Keys of rows that an earlier process has written.
-fn baseline(lab: &Lab) -> Vec<RowKey> {
-    lab.rows.snapshot_of_seen(&[target_id(0)], Visibility::Everything).rows.into_keys().collect()
+fn baseline(test: &CollectTest) -> Vec<RowKey> {
+    test.rows.snapshot_of_seen(&[target_id(0)], Visibility::Everything).rows.into_keys().collect()
 }
 
 /// Which of these rows an operator would remove from a sink.
-fn removed(lab: &Lab, baseline: &[RowKey]) -> Vec<String> {
-    let snapshot = lab.rows.snapshot_of_seen(&[target_id(0)], Visibility::Everything);
-    let gone = baseline.iter().filter(|key| snapshot.knows_gone(key));
-    gone.map(|key| key.uid.to_string()).collect()
+fn removed(test: &CollectTest, baseline: &[RowKey]) -> Vec<String> {
+    let snapshot = test.rows.snapshot_of_seen(&[target_id(0)], Visibility::Everything);
+    let removed_keys = baseline.iter().filter(|key| snapshot.knows_gone(key));
+    removed_keys.map(|key| key.uid.to_string()).collect()
 }
 
 /// The same cluster, and a process that has just begun to look at it.
-async fn restart(lab: &Lab, kinds: &[&str]) -> Lab {
-    let mut new = Lab::new(2);
-    let (objects, version) = lab.with(|world| (world.objects.clone(), world.version));
-    let (absent, denied) = lab.with(|world| (world.absent.clone(), world.denied.clone()));
-    new.with(|world| {
-        (world.objects, world.version, world.absent, world.denied) = (objects, version, absent, denied);
+async fn restart(test: &CollectTest, kinds: &[&str]) -> CollectTest {
+    let mut new = CollectTest::new(2);
+    let (objects, version) = test.with(|cluster| (cluster.objects.clone(), cluster.version));
+    let (absent, denied) = test.with(|cluster| (cluster.absent.clone(), cluster.denied.clone()));
+    new.with(|cluster| {
+        (cluster.objects, cluster.version, cluster.absent, cluster.denied) =
+            (objects, version, absent, denied);
     });
-    want(&mut new, kinds);
-    new.rest().await;
+    select_kinds(&mut new, kinds);
+    new.finish().await;
     new
 }
 
 #[tokio::test(start_paused = true)]
-async fn law_5_a_new_kind_replaces_the_old_one_at_once() {
-    let (mut lab, mut changes) = lab_with_kinds().await;
-    want(&mut lab, &["Job"]);
-    assert_eq!(readings(&mut lab, &mut changes).await, [set(&["-p-a", "-p-b", "+j-a", "+j-b"])]);
+async fn a_new_kind_replaces_the_old_one_at_once() {
+    let (mut test, mut changes) = test_with_kinds().await;
+    select_kinds(&mut test, &["Job"]);
+    assert_eq!(readings(&mut test, &mut changes).await, [set(&["-p-a", "-p-b", "+j-a", "+j-b"])]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn law_5_a_kind_that_is_not_served_replaces_nothing() {
-    let (mut lab, mut changes) = lab_with_kinds().await;
-    lab.with(|world| world.absent.insert("Job".into()));
-    want(&mut lab, &["Job"]);
-    assert_eq!(readings(&mut lab, &mut changes).await, []);
-    assert_eq!(uids(&lab), ["p-a", "p-b"]);
-    let visibilities = lab.rows.visibilities(&[target_id(0)]);
+async fn a_kind_that_is_not_served_replaces_nothing() {
+    let (mut test, mut changes) = test_with_kinds().await;
+    test.with(|cluster| cluster.absent.insert("Job".into()));
+    select_kinds(&mut test, &["Job"]);
+    assert_eq!(readings(&mut test, &mut changes).await, []);
+    assert_eq!(uids(&test), ["p-a", "p-b"]);
+    let visibilities = test.rows.visibilities(&[target_id(0)]);
     assert_eq!(visibilities.into_values().collect::<Vec<_>>(), [Visibility::Absent]);
     // The typing error is corrected.
-    want(&mut lab, &["Pod"]);
-    assert_eq!(readings(&mut lab, &mut changes).await, []);
-    assert_eq!(uids(&lab), ["p-a", "p-b"]);
+    select_kinds(&mut test, &["Pod"]);
+    assert_eq!(readings(&mut test, &mut changes).await, []);
+    assert_eq!(uids(&test), ["p-a", "p-b"]);
     // The kind was no typing error: it is installed now.
-    want(&mut lab, &["Job"]);
-    assert_eq!(readings(&mut lab, &mut changes).await, []);
-    lab.with(|world| world.absent.clear());
-    discover(&lab);
-    assert_eq!(readings(&mut lab, &mut changes).await, [set(&["-p-a", "-p-b", "+j-a", "+j-b"])]);
+    select_kinds(&mut test, &["Job"]);
+    assert_eq!(readings(&mut test, &mut changes).await, []);
+    test.with(|cluster| cluster.absent.clear());
+    discover(&test);
+    assert_eq!(readings(&mut test, &mut changes).await, [set(&["-p-a", "-p-b", "+j-a", "+j-b"])]);
     // The kind has been listed and is removed now: its own objects are known to be gone.
-    lab.with(|world| world.absent.insert("Job".into()));
-    discover(&lab);
-    assert_eq!(readings(&mut lab, &mut changes).await, [set(&["-j-a", "-j-b"])]);
+    test.with(|cluster| cluster.absent.insert("Job".into()));
+    discover(&test);
+    assert_eq!(readings(&mut test, &mut changes).await, [set(&["-j-a", "-j-b"])]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn law_5_after_a_restart_a_kind_that_is_not_served_removes_nothing_from_a_sink() {
-    let (lab, _) = lab_with_kinds().await;
-    let pods = baseline(&lab);
-    lab.with(|world| world.absent.insert("Job".into()));
-    let mut lab = restart(&lab, &["Job"]).await;
-    assert_eq!(removed(&lab, &pods), [""; 0], "only the sink knows them");
+async fn after_a_restart_a_kind_that_is_not_served_removes_nothing_from_a_sink() {
+    let (test, _) = test_with_kinds().await;
+    let pods = baseline(&test);
+    test.with(|cluster| cluster.absent.insert("Job".into()));
+    let mut test = restart(&test, &["Job"]).await;
+    assert_eq!(removed(&test, &pods), [""; 0], "only the sink knows them");
     let jobs: Vec<RowKey> = pods.iter().map(|key| RowKey { kind: "Job".into(), ..key.clone() }).collect();
-    assert_eq!(removed(&lab, &jobs).len(), 2, "the kind that does not exist has no objects");
-    lab.with(|world| world.absent.clear());
-    discover(&lab);
-    lab.arrive().await;
-    assert_eq!(removed(&lab, &pods), [""; 0], "it is being listed");
-    lab.rest().await;
+    assert_eq!(removed(&test, &jobs).len(), 2, "the kind that does not exist has no objects");
+    test.with(|cluster| cluster.absent.clear());
+    discover(&test);
+    test.receive_events().await;
+    assert_eq!(removed(&test, &pods), [""; 0], "it is being listed");
+    test.finish().await;
     assert_eq!(
-        (removed(&lab, &pods), uids(&lab)),
+        (removed(&test, &pods), uids(&test)),
         (vec!["p-a".into(), "p-b".into()], vec!["j-a".into(), "j-b".into()])
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn law_5_a_kind_that_may_not_be_listed_replaces_nothing() {
-    let (mut lab, mut changes) = lab_with_kinds().await;
-    let pods = baseline(&lab);
-    deny(&lab, "Job", &[None, Some("a"), Some("b")]);
-    want(&mut lab, &["Job"]);
-    assert_eq!(readings(&mut lab, &mut changes).await, []);
-    assert_eq!(removed(&restart(&lab, &["Job"]).await, &pods), [""; 0]);
-    lab.with(|world| world.denied.clear());
-    assert_eq!(readings(&mut lab, &mut changes).await, [set(&["-p-a", "-p-b", "+j-a", "+j-b"])]);
+async fn a_kind_that_may_not_be_listed_replaces_nothing() {
+    let (mut test, mut changes) = test_with_kinds().await;
+    let pods = baseline(&test);
+    deny(&test, "Job", &[None, Some("a"), Some("b")]);
+    select_kinds(&mut test, &["Job"]);
+    assert_eq!(readings(&mut test, &mut changes).await, []);
+    assert_eq!(removed(&restart(&test, &["Job"]).await, &pods), [""; 0]);
+    test.with(|cluster| cluster.denied.clear());
+    assert_eq!(readings(&mut test, &mut changes).await, [set(&["-p-a", "-p-b", "+j-a", "+j-b"])]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn law_5_a_kind_that_may_be_listed_in_one_namespace_replaces_the_rows_there() {
-    let (mut lab, mut changes) = lab_with_kinds().await;
-    let pods = baseline(&lab);
-    deny(&lab, "Job", &[None, Some("b")]);
-    want(&mut lab, &["Job"]);
-    assert_eq!(readings(&mut lab, &mut changes).await, [set(&["-p-a", "+j-a"])]);
-    assert_eq!(uids(&lab), ["j-a", "p-b"]);
-    assert_eq!(removed(&restart(&lab, &["Job"]).await, &pods), ["p-a"]);
-    lab.with(|world| world.denied.clear());
-    assert_eq!(readings(&mut lab, &mut changes).await, [set(&["-p-b", "+j-b"])]);
+async fn a_kind_that_may_be_listed_in_one_namespace_replaces_the_rows_there() {
+    let (mut test, mut changes) = test_with_kinds().await;
+    let pods = baseline(&test);
+    deny(&test, "Job", &[None, Some("b")]);
+    select_kinds(&mut test, &["Job"]);
+    assert_eq!(readings(&mut test, &mut changes).await, [set(&["-p-a", "+j-a"])]);
+    assert_eq!(uids(&test), ["j-a", "p-b"]);
+    assert_eq!(removed(&restart(&test, &["Job"]).await, &pods), ["p-a"]);
+    test.with(|cluster| cluster.denied.clear());
+    assert_eq!(readings(&mut test, &mut changes).await, [set(&["-p-b", "+j-b"])]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn law_5_cluster_scoped_rows_stay_until_the_new_kind_can_be_listed_everywhere() {
-    let (mut lab, mut changes) = lab_with_kinds().await;
-    want(&mut lab, &["Node"]);
-    assert_eq!(readings(&mut lab, &mut changes).await, [set(&["-p-a", "-p-b", "+n"])]);
-    let nodes = baseline(&lab);
-    deny(&lab, "Job", &[None, Some("a"), Some("b")]);
-    want(&mut lab, &["Job"]);
-    assert_eq!(readings(&mut lab, &mut changes).await, []);
-    assert_eq!(removed(&restart(&lab, &["Job"]).await, &nodes), [""; 0]);
-    lab.with(|world| world.denied.clear());
-    assert_eq!(readings(&mut lab, &mut changes).await, [set(&["-n", "+j-a", "+j-b"])]);
+async fn cluster_scoped_rows_stay_until_the_new_kind_can_be_listed_everywhere() {
+    let (mut test, mut changes) = test_with_kinds().await;
+    select_kinds(&mut test, &["Node"]);
+    assert_eq!(readings(&mut test, &mut changes).await, [set(&["-p-a", "-p-b", "+n"])]);
+    let nodes = baseline(&test);
+    deny(&test, "Job", &[None, Some("a"), Some("b")]);
+    select_kinds(&mut test, &["Job"]);
+    assert_eq!(readings(&mut test, &mut changes).await, []);
+    assert_eq!(removed(&restart(&test, &["Job"]).await, &nodes), [""; 0]);
+    test.with(|cluster| cluster.denied.clear());
+    assert_eq!(readings(&mut test, &mut changes).await, [set(&["-n", "+j-a", "+j-b"])]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn law_5_a_list_that_fails_replaces_nothing_until_it_succeeds() {
-    let (mut lab, mut changes) = lab_with_kinds().await;
-    want(&mut lab, &["Job"]);
-    lab.arrive().await;
-    let jobs = lab.with(|world| world.streams.iter().position(|s| s.query.gvk.kind == "Job").unwrap());
+async fn a_list_that_fails_replaces_nothing_until_it_succeeds() {
+    let (mut test, mut changes) = test_with_kinds().await;
+    select_kinds(&mut test, &["Job"]);
+    test.receive_events().await;
+    let jobs = test.with(|cluster| cluster.streams.iter().position(|s| s.query.gvk.kind == "Job").unwrap());
     // The list begins, shows one object, and breaks off.
-    while !lab.with(
-        |world| matches!(&world.streams[jobs].phase, Phase::Listing { objects, .. } if objects.len() < 2),
+    while !test.with(
+        |cluster| matches!(&cluster.streams[jobs].phase, WatchPhase::Listing { objects, .. } if objects.len() < 2),
     ) {
-        let (world, random) = (lab.world.clone(), &mut lab.random);
-        world.lock().unwrap().step(jobs, random);
+        let (cluster, random) = (test.cluster.clone(), &mut test.random);
+        cluster.lock().unwrap().step(jobs, random);
     }
     let failed = || Event::Blind(Blindness { reason: BlindReason::Failed, message: "cut".into() });
-    lab.with(|world| world.streams[jobs].events.unbounded_send(failed()).unwrap());
-    lab.arrive().await;
-    assert_eq!((lab.rows.count(&target_id(0)), uids(&lab)), (3, vec!["p-a".into(), "p-b".into()]));
+    test.with(|cluster| cluster.streams[jobs].events.unbounded_send(failed()).unwrap());
+    test.receive_events().await;
+    assert_eq!((test.rows.count(&target_id(0)), uids(&test)), (3, vec!["p-a".into(), "p-b".into()]));
     assert_eq!(take(&mut changes), set(&[]), "half a list is shown to no reader");
-    lab.with(|world| world.streams[jobs].phase = Phase::Asked);
-    assert_eq!(readings(&mut lab, &mut changes).await, [set(&["-p-a", "-p-b", "+j-a", "+j-b"])]);
+    test.with(|cluster| cluster.streams[jobs].phase = WatchPhase::Requested);
+    assert_eq!(readings(&mut test, &mut changes).await, [set(&["-p-a", "-p-b", "+j-a", "+j-b"])]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn law_5_a_kind_that_changes_twice_before_its_list_ends_is_replaced_once() {
-    let (mut lab, mut changes) = lab_with_kinds().await;
-    want(&mut lab, &["Job"]);
-    lab.arrive().await;
-    let jobs = lab.with(|world| world.streams.iter().position(|s| s.query.gvk.kind == "Job").unwrap());
-    while !lab.with(
-        |world| matches!(&world.streams[jobs].phase, Phase::Listing { objects, .. } if objects.len() < 2),
+async fn a_kind_that_changes_twice_before_its_list_ends_is_replaced_once() {
+    let (mut test, mut changes) = test_with_kinds().await;
+    select_kinds(&mut test, &["Job"]);
+    test.receive_events().await;
+    let jobs = test.with(|cluster| cluster.streams.iter().position(|s| s.query.gvk.kind == "Job").unwrap());
+    while !test.with(
+        |cluster| matches!(&cluster.streams[jobs].phase, WatchPhase::Listing { objects, .. } if objects.len() < 2),
     ) {
-        let (world, random) = (lab.world.clone(), &mut lab.random);
-        world.lock().unwrap().step(jobs, random);
+        let (cluster, random) = (test.cluster.clone(), &mut test.random);
+        cluster.lock().unwrap().step(jobs, random);
     }
-    lab.arrive().await;
-    assert_eq!(lab.rows.count(&target_id(0)), 3, "one job is known, and not shown");
-    want(&mut lab, &["Node"]);
-    assert_eq!(readings(&mut lab, &mut changes).await, [set(&["-p-a", "-p-b", "+n"])]);
-    assert_eq!(lab.rows.count(&target_id(0)), 1);
+    test.receive_events().await;
+    assert_eq!(test.rows.count(&target_id(0)), 3, "one job is known, and not shown");
+    select_kinds(&mut test, &["Node"]);
+    assert_eq!(readings(&mut test, &mut changes).await, [set(&["-p-a", "-p-b", "+n"])]);
+    assert_eq!(test.rows.count(&target_id(0)), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn law_5_old_rows_wait_for_every_kind_that_the_target_wants() {
-    let (mut lab, mut changes) = lab_with_kinds().await;
-    let pods = baseline(&lab);
-    lab.with(|world| world.absent.insert("Node".into()));
-    want(&mut lab, &["Job", "Node"]);
-    assert_eq!(readings(&mut lab, &mut changes).await, [set(&["+j-a", "+j-b"])], "jobs have been listed");
-    assert_eq!(removed(&restart(&lab, &["Job", "Node"]).await, &pods), [""; 0]);
-    lab.with(|world| world.absent.clear());
-    discover(&lab);
-    assert_eq!(readings(&mut lab, &mut changes).await, [set(&["-p-a", "-p-b", "+n"])]);
+async fn old_rows_stay_until_every_kind_that_the_target_selects_is_listed() {
+    let (mut test, mut changes) = test_with_kinds().await;
+    let pods = baseline(&test);
+    test.with(|cluster| cluster.absent.insert("Node".into()));
+    select_kinds(&mut test, &["Job", "Node"]);
+    assert_eq!(readings(&mut test, &mut changes).await, [set(&["+j-a", "+j-b"])], "jobs have been listed");
+    assert_eq!(removed(&restart(&test, &["Job", "Node"]).await, &pods), [""; 0]);
+    test.with(|cluster| cluster.absent.clear());
+    discover(&test);
+    assert_eq!(readings(&mut test, &mut changes).await, [set(&["-p-a", "-p-b", "+n"])]);
     // A kind that is left waits for no list if the others have been listed.
-    want(&mut lab, &["Node"]);
-    lab.arrive().await;
+    select_kinds(&mut test, &["Node"]);
+    test.receive_events().await;
     assert_eq!(take(&mut changes), set(&["-j-a", "-j-b"]));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_target_between_two_kinds_that_is_frozen_or_deleted() {
-    let (mut lab, mut changes) = lab_with_kinds().await;
-    lab.with(|world| world.absent.insert("Job".into()));
-    want(&mut lab, &["Job"]);
-    lab.flow().await;
-    lab.collector.set_targets(&[], &BTreeSet::from([target_id(0)]));
-    lab.flow().await;
-    assert_eq!((take(&mut changes), uids(&lab)), (set(&[]), vec!["p-a".into(), "p-b".into()]));
-    lab.set_targets();
-    lab.flow().await;
-    assert_eq!((take(&mut changes), uids(&lab)), (set(&[]), vec!["p-a".into(), "p-b".into()]));
-    lab.targets.clear();
-    lab.set_targets();
+async fn a_target_that_changes_its_kind_may_be_frozen_or_deleted_meanwhile() {
+    let (mut test, mut changes) = test_with_kinds().await;
+    test.with(|cluster| cluster.absent.insert("Job".into()));
+    select_kinds(&mut test, &["Job"]);
+    test.drain_streams().await;
+    test.collector.set_targets(&[], &BTreeSet::from([target_id(0)]));
+    test.drain_streams().await;
+    assert_eq!((take(&mut changes), uids(&test)), (set(&[]), vec!["p-a".into(), "p-b".into()]));
+    test.set_targets();
+    test.drain_streams().await;
+    assert_eq!((take(&mut changes), uids(&test)), (set(&[]), vec!["p-a".into(), "p-b".into()]));
+    test.targets.clear();
+    test.set_targets();
     assert_eq!(take(&mut changes), set(&["-p-a", "-p-b"]), "a deleted target takes its rows along");
 }

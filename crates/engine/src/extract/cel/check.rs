@@ -12,11 +12,11 @@ use cel::{
 use super::{
     CelError, functions,
     names::{self, FUNCTIONS, METHODS, NAMESPACE, OBJECT},
-    parse::{Parsed, children},
+    parse::{ParsedExpression, children},
     patterns,
 };
 
-pub(super) fn check(parsed: &Parsed) -> Result<(), CelError> {
+pub(super) fn check(parsed: &ParsedExpression) -> Result<(), CelError> {
     Checker { parsed, variables: Vec::new() }.expr(&parsed.root)
 }
 
@@ -48,7 +48,7 @@ fn fail<T>(at: Option<usize>, problem: String) -> Result<T, CelError> {
 }
 
 struct Checker<'p> {
-    parsed: &'p Parsed,
+    parsed: &'p ParsedExpression,
     /// Of macros, innermost last.
     variables: Vec<&'p str>,
 }

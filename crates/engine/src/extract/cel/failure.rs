@@ -6,7 +6,7 @@
 use cel::ExecutionError;
 
 use super::{
-    meter::{Bound, MAX_STEPS, MAX_TEXT, MAX_WORK},
+    meter::{ExceededLimit, MAX_STEPS, MAX_TEXT, MAX_WORK},
     value::MAX_RESULT,
 };
 
@@ -42,12 +42,12 @@ pub(crate) enum EvalError {
     Failed(String),
 }
 
-impl From<Bound> for EvalError {
-    fn from(bound: Bound) -> Self {
-        match bound {
-            Bound::Steps => Self::BudgetExceeded,
-            Bound::Work => Self::WorkExceeded,
-            Bound::Text => Self::TextTooLong,
+impl From<ExceededLimit> for EvalError {
+    fn from(limit: ExceededLimit) -> Self {
+        match limit {
+            ExceededLimit::Steps => Self::BudgetExceeded,
+            ExceededLimit::Work => Self::WorkExceeded,
+            ExceededLimit::Text => Self::TextTooLong,
         }
     }
 }

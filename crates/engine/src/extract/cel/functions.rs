@@ -1,8 +1,8 @@
 //! The functions that an expression can call, as `cel` knows them.
 //!
-//! [`env`] declares the standard library, the extensions of `cel`, the macro `cel.bind` and our functions. Ours have
-//! names that cannot be written in an expression (`@replace`): `rewrite` puts them in the place of calls of the
-//! [`OURS`], so that no unbounded function of `cel` is ever called.
+//! [`env()`] declares the standard library, the extensions of `cel`, the macro `cel.bind` and our functions. Ours have
+//! names that cannot be written in an expression (`@replace`): `rewrite` replaces calls by our functions as
+//! [`REPLACEMENTS`] lists them, so that no unbounded function of `cel` is ever called.
 
 use std::sync::{Arc, LazyLock};
 
@@ -27,7 +27,7 @@ use super::{
 const SORT_BY: &str = "@sortByAssociatedKeys";
 
 /// Calls that are replaced: name, name of our function, numbers of arguments with the receiver, function.
-const OURS: &[(&str, &str, &[usize], Function)] = &[
+const REPLACEMENTS: &[(&str, &str, &[usize], Function)] = &[
     ("distinct", "@distinct", &[1], lists::distinct),
     ("find", "@find", &[2], patterns::find),
     ("findAll", "@findAll", &[2, 3], patterns::find_all),
@@ -89,8 +89,8 @@ const QUANTITY_METHODS: &[(&str, usize, Function)] = &[
 ];
 
 /// The name of our function for a call of this name.
-pub(super) fn ours(name: &str) -> Option<&'static str> {
-    OURS.iter().find(|(known, ..)| *known == name).map(|(_, ours, ..)| *ours)
+pub(super) fn replacement(name: &str) -> Option<&'static str> {
+    REPLACEMENTS.iter().find(|(known, ..)| *known == name).map(|(_, replacement, ..)| *replacement)
 }
 
 /// The environment of every expression.
@@ -107,8 +107,10 @@ fn build() -> Env {
     env.add_extension(extensions::math).expect(ONCE);
     env.add_extension(extensions::encoders).expect(ONCE);
     env.add_macro(Macro::receiver("bind", 3, bind)).expect(ONCE);
-    let ours = OURS.iter().map(|(_, name, arities, function)| (name, arities, function));
-    for (name, arities, function) in ours.chain(GUARDS.iter().map(|(name, arities, f)| (name, arities, f))) {
+    let replacements = REPLACEMENTS.iter().map(|(_, name, arities, function)| (name, arities, function));
+    for (name, arities, function) in
+        replacements.chain(GUARDS.iter().map(|(name, arities, f)| (name, arities, f)))
+    {
         for arity in *arities {
             let types = std::iter::repeat_with(|| DYN_TYPE).take(*arity).collect();
             env.add_overload(name, &format!("{name}_{arity}"), types, *function).expect(ONCE);

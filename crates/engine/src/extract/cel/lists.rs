@@ -19,12 +19,12 @@ use cel::{
 
 use super::{
     meter,
-    operators::{self, Answer, Args, boolean, int_at, list_at, mismatch},
+    operators::{self, Operands, OperatorResult, boolean, int_at, list_at, mismatch},
 };
 
-type Items<'v> = Vec<Box<dyn Val + 'v>>;
+type ListItems<'v> = Vec<Box<dyn Val + 'v>>;
 
-fn list<'b>(items: Items<'_>) -> CowVal<'b, '_> {
+fn list<'b>(items: ListItems<'_>) -> CowVal<'b, '_> {
     CowVal::owned(CelList::from(items))
 }
 
@@ -37,19 +37,19 @@ fn failed(function: &str, problem: &str) -> ExecutionError {
 }
 
 /// The items of a list, moved out of it or copied.
-fn items<'v>(value: CowVal<'_, 'v>) -> Result<Items<'v>, ExecutionError> {
+fn items<'v>(value: CowVal<'_, 'v>) -> Result<ListItems<'v>, ExecutionError> {
     meter::spend(meter::weight(value.as_ref()))?;
     Vec::try_from(value.into_owned()).map_err(|value| mismatch("list", &[CowVal::Owned(value)]))
 }
 
-fn take_list<'v>(function: &str, args: Args<'_, 'v>) -> Result<Items<'v>, ExecutionError> {
+fn take_list<'v>(function: &str, args: Operands<'_, 'v>) -> Result<ListItems<'v>, ExecutionError> {
     if list_at(&args, 0).is_none() {
         return Err(mismatch(function, &args));
     }
     items(args.into_iter().next().ok_or_else(ExecutionError::missing_argument_or_target)?)
 }
 
-pub(super) fn sum<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn sum<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let Some(items) = list_at(&args, 0) else { return Err(mismatch("sum", &args)) };
     meter::spend(meter::units(items.len()))?;
     let mut total: Option<Box<dyn Val + 'v>> = None;
@@ -68,15 +68,15 @@ pub(super) fn sum<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
     Ok(CowVal::Owned(total.unwrap_or_else(|| Box::new(CelInt::from(0)))))
 }
 
-pub(super) fn min<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn min<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     extreme("min", args, Ordering::Less)
 }
 
-pub(super) fn max<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn max<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     extreme("max", args, Ordering::Greater)
 }
 
-fn extreme<'b, 'v>(function: &str, args: Args<'b, 'v>, wanted: Ordering) -> Answer<'b, 'v> {
+fn extreme<'b, 'v>(function: &str, args: Operands<'b, 'v>, wanted: Ordering) -> OperatorResult<'b, 'v> {
     let Some(items) = list_at(&args, 0) else { return Err(mismatch(function, &args)) };
     meter::spend(meter::units(items.len()))?;
     let mut best: Option<&(dyn Val + 'v)> = None;
@@ -102,7 +102,7 @@ fn compare(function: &str, a: &dyn Val, b: &dyn Val) -> Result<Ordering, Executi
     }
 }
 
-pub(super) fn is_sorted<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn is_sorted<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let Some(items) = list_at(&args, 0) else { return Err(mismatch("isSorted", &args)) };
     meter::spend(meter::units(items.len()))?;
     for (a, b) in items.iter().zip(items.iter().skip(1)) {
@@ -113,15 +113,15 @@ pub(super) fn is_sorted<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
     Ok(boolean(true))
 }
 
-pub(super) fn index_of<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn index_of<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     find("indexOf", &args, false)
 }
 
-pub(super) fn last_index_of<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn last_index_of<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     find("lastIndexOf", &args, true)
 }
 
-fn find<'b, 'v>(function: &str, args: &[CowVal<'b, 'v>], backwards: bool) -> Answer<'b, 'v> {
+fn find<'b, 'v>(function: &str, args: &[CowVal<'b, 'v>], backwards: bool) -> OperatorResult<'b, 'v> {
     let (Some(items), [_, wanted]) = (list_at(args, 0), args) else { return Err(mismatch(function, args)) };
     for step in 0..items.len() {
         let at = if backwards { items.len() - 1 - step } else { step };
@@ -133,14 +133,14 @@ fn find<'b, 'v>(function: &str, args: &[CowVal<'b, 'v>], backwards: bool) -> Ans
     Ok(CowVal::owned(CelInt::from(-1)))
 }
 
-pub(super) fn sort<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn sort<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let mut items = take_list("sort", args)?;
     sort_by("sort", &mut items, |item| item.as_ref())?;
     Ok(list(items))
 }
 
 /// `list.sortBy(x, key)`: the items and the key of each.
-pub(super) fn sort_by_keys<'b, 'v>(mut args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn sort_by_keys<'b, 'v>(mut args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let keys = args.pop().map_or(Ok(Vec::new()), items)?;
     let mut keyed: Vec<_> = take_list("sortBy", args)?.into_iter().zip(keys).collect();
     sort_by("sortBy", &mut keyed, |(_, key)| key.as_ref())?;
@@ -164,19 +164,19 @@ fn sort_by<T>(function: &str, items: &mut [T], key: impl Fn(&T) -> &dyn Val) -> 
     Ok(())
 }
 
-pub(super) fn distinct<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn distinct<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let items = take_list("distinct", args)?;
     let mut known: HashMap<u64, Vec<usize>> = HashMap::new();
-    let mut unique: Items<'v> = Vec::new();
+    let mut unique: ListItems<'v> = Vec::new();
     for item in items {
-        let alike = known.entry(fingerprint(item.as_ref())).or_default();
+        let same_hash = known.entry(fingerprint(item.as_ref())).or_default();
         let mut repeated = false;
-        for at in alike.iter() {
+        for at in same_hash.iter() {
             meter::spend(1)?;
             repeated = repeated || operators::equals(unique[*at].as_ref(), item.as_ref())?;
         }
         if !repeated {
-            alike.push(unique.len());
+            same_hash.push(unique.len());
             unique.push(item);
         }
     }
@@ -205,7 +205,7 @@ fn fingerprint(value: &dyn Val) -> u64 {
     hasher.finish()
 }
 
-pub(super) fn flatten<'b, 'v>(mut args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn flatten<'b, 'v>(mut args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let depth = if args.len() == 2 { int_at(&args, 1) } else { Some(1) };
     let Some(depth) = depth else { return Err(mismatch("flatten", &args)) };
     let depth = u64::try_from(depth).map_err(|_| failed("flatten", "level must be non-negative"))?;
@@ -215,7 +215,11 @@ pub(super) fn flatten<'b, 'v>(mut args: Args<'b, 'v>) -> Answer<'b, 'v> {
     Ok(list(flat))
 }
 
-fn flatten_into<'v>(items: Items<'v>, depth: u64, flat: &mut Items<'v>) -> Result<(), ExecutionError> {
+fn flatten_into<'v>(
+    items: ListItems<'v>,
+    depth: u64,
+    flat: &mut ListItems<'v>,
+) -> Result<(), ExecutionError> {
     for item in items {
         if depth == 0 || item.get_type().kind() != Kind::List {
             flat.push(item);
@@ -229,7 +233,7 @@ fn flatten_into<'v>(items: Items<'v>, depth: u64, flat: &mut Items<'v>) -> Resul
     Ok(())
 }
 
-pub(super) fn slice<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn slice<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let (Some(items), Some(start), Some(end)) = (list_at(&args, 0), int_at(&args, 1), int_at(&args, 2))
     else {
         return Err(mismatch("slice", &args));
@@ -248,13 +252,13 @@ pub(super) fn slice<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
     Ok(list(items.to_vec()))
 }
 
-pub(super) fn reverse<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn reverse<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let mut items = take_list("reverse", args)?;
     items.reverse();
     Ok(list(items))
 }
 
-pub(super) fn range<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn range<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let Some(count) = int_at(&args, 0) else { return Err(mismatch("lists.range", &args)) };
     if count < 0 {
         return Err(failed("lists.range", "the size must not be negative"));

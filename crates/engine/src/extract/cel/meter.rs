@@ -2,10 +2,10 @@
 //!
 //! The functions of `cel` are plain pointers without captures, so the counters live in a thread-local
 //! cell: [`start`] resets it, the guards that `rewrite` puts into every expression and our own functions
-//! charge it, [`broken`] tells at the end whether a bound was passed. An evaluation runs on one thread
+//! charge it, [`exceeded`] returns at the end which limit was exceeded. An evaluation runs on one thread
 //! from start to end and never starts another one, so that evaluations cannot mix.
 //!
-//! A passed bound stays passed: errors inside of `||`, `&&`, `all` and `exists` can be absorbed, this
+//! An exceeded limit stays exceeded: errors inside of `||`, `&&`, `all` and `exists` can be absorbed, this
 //! cannot, and every later charge fails at once.
 
 use std::cell::Cell;
@@ -31,9 +31,9 @@ pub(super) const MAX_TEXT: usize = 1 << 20;
 /// Bytes of text that cost as much as one node.
 const TEXT_UNIT: usize = 64;
 
-/// A bound that was passed.
+/// A limit that was exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Bound {
+pub(super) enum ExceededLimit {
     Steps,
     Work,
     Text,
@@ -43,29 +43,29 @@ pub(super) enum Bound {
 struct Meter {
     steps: u32,
     work: u64,
-    broken: Option<Bound>,
+    exceeded: Option<ExceededLimit>,
 }
 
 thread_local! {
-    static METER: Cell<Meter> = const { Cell::new(Meter { steps: 0, work: 0, broken: None }) };
+    static METER: Cell<Meter> = const { Cell::new(Meter { steps: 0, work: 0, exceeded: None }) };
 }
 
 /// Starts an evaluation that has this much work to do even without loops.
 pub(super) fn start(work: u64) {
-    METER.set(Meter { steps: 0, work, broken: None });
+    METER.set(Meter { steps: 0, work, exceeded: None });
 }
 
-/// The bound that the evaluation passed.
-pub(super) fn broken() -> Option<Bound> {
-    METER.get().broken
+/// The limit that the evaluation exceeded.
+pub(super) fn exceeded() -> Option<ExceededLimit> {
+    METER.get().exceeded
 }
 
 /// Counts one round of a loop, and the work of its body.
 pub(super) fn step(work: u64) -> Result<(), ExecutionError> {
     let mut meter = METER.get();
     meter.steps += 1;
-    let bound = if meter.steps > MAX_STEPS { Some(Bound::Steps) } else { None };
-    meter.broken = meter.broken.or(bound);
+    let limit = if meter.steps > MAX_STEPS { Some(ExceededLimit::Steps) } else { None };
+    meter.exceeded = meter.exceeded.or(limit);
     METER.set(meter);
     spend(work)
 }
@@ -75,23 +75,23 @@ pub(super) fn spend(units: u64) -> Result<(), ExecutionError> {
     let mut meter = METER.get();
     meter.work = meter.work.saturating_add(units);
     if meter.work > MAX_WORK {
-        meter.broken = meter.broken.or(Some(Bound::Work));
+        meter.exceeded = meter.exceeded.or(Some(ExceededLimit::Work));
     }
     METER.set(meter);
-    if meter.broken.is_some() { Err(stopped()) } else { Ok(()) }
+    if meter.exceeded.is_some() { Err(stopped()) } else { Ok(()) }
 }
 
 /// Counts a text that is about to be built.
 pub(super) fn build_text(bytes: usize) -> Result<(), ExecutionError> {
     if bytes > MAX_TEXT {
         let mut meter = METER.get();
-        meter.broken = meter.broken.or(Some(Bound::Text));
+        meter.exceeded = meter.exceeded.or(Some(ExceededLimit::Text));
         METER.set(meter);
     }
     spend(text_weight(bytes))
 }
 
-/// The evaluation reports the bound itself; this only unwinds it.
+/// The evaluation reports the limit itself; this only unwinds it.
 fn stopped() -> ExecutionError {
     ExecutionError::function_error("budget", "the evaluation was stopped")
 }

@@ -1,4 +1,4 @@
-//! The operators of CEL, charged to the meter: `rewrite` puts them in the place of the interpreter's own.
+//! The operators of CEL, charged to the meter: `rewrite` replaces the interpreter's own by these.
 //!
 //! Each one charges the meter before it copies, compares or builds anything, and refuses operands
 //! that do not fit itself: the interpreter's own errors carry copies of both operands, however large.
@@ -17,8 +17,8 @@ use cel::{
 
 use super::meter;
 
-pub(super) type Args<'b, 'v> = Vec<CowVal<'b, 'v>>;
-pub(super) type Answer<'b, 'v> = Result<CowVal<'b, 'v>, ExecutionError>;
+pub(super) type Operands<'b, 'v> = Vec<CowVal<'b, 'v>>;
+pub(super) type OperatorResult<'b, 'v> = Result<CowVal<'b, 'v>, ExecutionError>;
 
 pub(super) fn boolean<'b, 'v>(value: bool) -> CowVal<'b, 'v> {
     CowVal::Borrowed(if value { &CelBool::TRUE } else { &CelBool::FALSE })
@@ -30,12 +30,12 @@ pub(super) fn mismatch(function: &str, args: &[CowVal<'_, '_>]) -> ExecutionErro
     ExecutionError::no_such_overload(function, types)
 }
 
-fn pair<'b, 'v>(args: Args<'b, 'v>) -> Result<[CowVal<'b, 'v>; 2], ExecutionError> {
+fn pair<'b, 'v>(args: Operands<'b, 'v>) -> Result<[CowVal<'b, 'v>; 2], ExecutionError> {
     <[CowVal<'b, 'v>; 2]>::try_from(args)
         .map_err(|args| ExecutionError::invalid_argument_count(2, args.len()))
 }
 
-fn single<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+fn single<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     args.into_iter().next().ok_or_else(ExecutionError::missing_argument_or_target)
 }
 
@@ -56,20 +56,20 @@ fn is_number(value: &dyn Val) -> bool {
     matches!(value.get_type().kind(), Kind::Int | Kind::UInt | Kind::Double)
 }
 
-/// One round of a loop: `@tick(price)`.
-pub(super) fn tick<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+/// One round of a loop: `@tick(cost)`.
+pub(super) fn tick<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     meter::step(int_at(&args, 0).unwrap_or_default().unsigned_abs())?;
     Ok(boolean(true))
 }
 
 /// The value as it is. A debug build inlines the interpreter's entry, with 30 KB of stack per level; what
 /// is below a call runs in the interpreter itself.
-pub(super) fn root<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn root<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     single(args)
 }
 
 /// A value that the interpreter is about to copy. What is owned is moved, and was paid for when it was built.
-pub(super) fn copied<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn copied<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let value = single(args)?;
     match text_len(value.as_ref()) {
         _ if value.is_borrowed() => meter::spend(meter::weight(value.as_ref()))?,
@@ -80,7 +80,7 @@ pub(super) fn copied<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
 }
 
 /// A value that a function of the interpreter is about to read through.
-pub(super) fn looked_at<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn looked_at<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let value = single(args)?;
     // A text that a function of `cel` has built must not be too long.
     match value.downcast_ref::<CelString>().filter(|text| text.as_borrowed().is_none()) {
@@ -91,7 +91,7 @@ pub(super) fn looked_at<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
 }
 
 /// What a loop runs over: a list, or the keys of a map. The interpreter would give those in random order.
-pub(super) fn range<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn range<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let value = single(args)?;
     if let Some(map) = value.downcast_ref::<CelMap>() {
         meter::spend(map.inner().keys().map(meter::key_weight).sum())?;
@@ -108,7 +108,7 @@ pub(super) fn range<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
 }
 
 /// An index or the key of an entry.
-pub(super) fn key<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn key<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let key = single(args)?;
     if is_key(key.as_ref()) { Ok(key) } else { Err(mismatch("_[_]", &[key])) }
 }
@@ -121,7 +121,7 @@ fn is_key(key: &dyn Val) -> bool {
 }
 
 /// `base.?a.?b` or `base[?a][?b]`: steps along by reference and copies only what it arrives at.
-pub(super) fn optional<'b, 'v>(mut args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn optional<'b, 'v>(mut args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let keys = args.split_off(1);
     let base = single(args)?;
     let none = || Ok(CowVal::owned(CelOptional::none()));
@@ -143,7 +143,7 @@ pub(super) fn optional<'b, 'v>(mut args: Args<'b, 'v>) -> Answer<'b, 'v> {
 }
 
 /// A value of which the interpreter is about to select a field: it copies the field if the value is an optional.
-pub(super) fn selected<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn selected<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let [value, field] = pair(args)?;
     if let Some(inner) = value.downcast_ref::<CelOptional>().and_then(|optional| optional.option()) {
         meter::spend(match inner.as_indexer().and_then(|inner| inner.get(field.as_ref()).ok()) {
@@ -156,15 +156,15 @@ pub(super) fn selected<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
     Ok(value)
 }
 
-pub(super) fn equal<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn equal<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     Ok(boolean(same(args)?))
 }
 
-pub(super) fn not_equal<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn not_equal<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     Ok(boolean(!same(args)?))
 }
 
-fn same(args: Args<'_, '_>) -> Result<bool, ExecutionError> {
+fn same(args: Operands<'_, '_>) -> Result<bool, ExecutionError> {
     let [a, b] = pair(args)?;
     equals(a.as_ref(), b.as_ref())
 }
@@ -189,7 +189,7 @@ pub(super) fn equals(a: &dyn Val, b: &dyn Val) -> Result<bool, ExecutionError> {
     Ok(comparable && a.equals(b))
 }
 
-pub(super) fn contained<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn contained<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let [item, container] = pair(args)?;
     if let Some(list) = container.downcast_ref::<CelList>() {
         for candidate in list.inner() {
@@ -225,7 +225,11 @@ pub(super) fn order(a: &dyn Val, b: &dyn Val) -> Result<Option<Ordering>, ()> {
     }
 }
 
-fn compare<'b, 'v>(args: Args<'b, 'v>, operator: &str, holds: impl Fn(Ordering) -> bool) -> Answer<'b, 'v> {
+fn compare<'b, 'v>(
+    args: Operands<'b, 'v>,
+    operator: &str,
+    holds: impl Fn(Ordering) -> bool,
+) -> OperatorResult<'b, 'v> {
     let [a, b] = pair(args)?;
     match order(a.as_ref(), b.as_ref()) {
         Ok(order) => Ok(boolean(order.is_some_and(holds))),
@@ -233,23 +237,23 @@ fn compare<'b, 'v>(args: Args<'b, 'v>, operator: &str, holds: impl Fn(Ordering) 
     }
 }
 
-pub(super) fn less<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn less<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     compare(args, "_<_", Ordering::is_lt)
 }
 
-pub(super) fn less_equal<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn less_equal<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     compare(args, "_<=_", Ordering::is_le)
 }
 
-pub(super) fn greater<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn greater<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     compare(args, "_>_", Ordering::is_gt)
 }
 
-pub(super) fn greater_equal<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn greater_equal<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     compare(args, "_>=_", Ordering::is_ge)
 }
 
-pub(super) fn add<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn add<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let [a, b] = pair(args)?;
     let fits = match (a.get_type().kind(), b.get_type().kind()) {
         (Kind::String, Kind::String) | (Kind::Bytes, Kind::Bytes) => {
@@ -278,9 +282,12 @@ fn arithmetic<'b, 'v>(
     a: CowVal<'b, 'v>,
     b: CowVal<'b, 'v>,
     compute: impl for<'x> Fn(&'x (dyn Val + 'v), &'x (dyn Val + 'v)) -> Computed<'x, 'v>,
-) -> Answer<'b, 'v> {
-    let result =
-        if fits { compute(a.as_ref(), b.as_ref()).map(|done| done.map(CowVal::into_owned)) } else { None };
+) -> OperatorResult<'b, 'v> {
+    let result = if fits {
+        compute(a.as_ref(), b.as_ref()).map(|result| result.map(CowVal::into_owned))
+    } else {
+        None
+    };
     match result {
         Some(Ok(value)) => Ok(CowVal::Owned(value)),
         None | Some(Err(ExecutionError::UnsupportedBinaryOperator(..))) => Err(mismatch(operator, &[a, b])),
@@ -290,7 +297,7 @@ fn arithmetic<'b, 'v>(
 
 macro_rules! plain_operator {
     ($name:ident, $operator:literal, $accessor:ident, $method:ident) => {
-        pub(super) fn $name<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+        pub(super) fn $name<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
             let [a, b] = pair(args)?;
             let fits = are_plain(a.as_ref(), b.as_ref());
             arithmetic($operator, fits, a, b, |a, b| Some(a.$accessor()?.$method(b)))
@@ -316,7 +323,7 @@ pub(super) fn list_at<'a, 'v>(args: &'a [CowVal<'_, 'v>], index: usize) -> Optio
     args.get(index)?.downcast_ref::<CelList>().map(CelList::inner)
 }
 
-/// A number as a double, to tell apart what cannot be equal.
+/// A number as a double, to distinguish values that cannot be equal.
 pub(super) fn as_double(value: &dyn Val) -> Option<f64> {
     #[expect(clippy::cast_precision_loss, reason = "equal numbers lose the same digits")]
     if let Some(int) = value.downcast_ref::<CelInt>() {

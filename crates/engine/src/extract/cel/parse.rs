@@ -26,12 +26,12 @@ const STACK: usize = 64 * 1024 * 1024;
 const MAX_MESSAGE: usize = 160;
 
 /// A syntax tree and where its nodes are written.
-pub(super) struct Parsed {
+pub(super) struct ParsedExpression {
     pub(super) root: IdedExpr,
     info: SourceInfo,
 }
 
-impl Parsed {
+impl ParsedExpression {
     /// Where a node is written, in characters.
     pub(super) fn at(&self, node: &IdedExpr) -> Option<usize> {
         let (start, _) = self.info.offset_for(node.id)?;
@@ -49,7 +49,7 @@ impl Parsed {
     }
 }
 
-pub(super) fn parse(text: &str) -> Result<Parsed, CelError> {
+pub(super) fn parse(text: &str) -> Result<ParsedExpression, CelError> {
     let refuse = |problem: String| Err(CelError { at: None, problem });
     if text.len() > MAX_LEN {
         return refuse(format!("the expression is longer than {MAX_LEN} bytes: split it up"));
@@ -57,9 +57,9 @@ pub(super) fn parse(text: &str) -> Result<Parsed, CelError> {
     if text.trim().is_empty() {
         return refuse("the expression is empty: write one, such as object.spec.replicas".into());
     }
-    let parsed = thread::scope(|scope| {
+    let parsed = thread::scope(|threads| {
         let parser = thread::Builder::new().name("cel-parser".into()).stack_size(STACK);
-        parser.spawn_scoped(scope, || parse_here(text)).map(thread::ScopedJoinHandle::join)
+        parser.spawn_scoped(threads, || parse_on_this_thread(text)).map(thread::ScopedJoinHandle::join)
     });
     match parsed {
         Ok(Ok(parsed)) => parsed,
@@ -68,14 +68,14 @@ pub(super) fn parse(text: &str) -> Result<Parsed, CelError> {
     }
 }
 
-fn parse_here(text: &str) -> Result<Parsed, CelError> {
+fn parse_on_this_thread(text: &str) -> Result<ParsedExpression, CelError> {
     let parser = functions::env().parser().enable_ident_escape_syntax(true);
     let (root, info) = parser.parse_with_source_info(text).map_err(|errors| explain(text, errors))?;
     if depth(&root) > MAX_DEPTH {
         let problem = format!("the expression nests more than {MAX_DEPTH} levels: split it up");
         return Err(CelError { at: None, problem });
     }
-    Ok(Parsed { root, info })
+    Ok(ParsedExpression { root, info })
 }
 
 /// The parts of a node, in the order they are written.

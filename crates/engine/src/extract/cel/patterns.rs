@@ -18,7 +18,7 @@ use regex::{Regex, RegexBuilder};
 
 use super::{
     meter,
-    operators::{Answer, Args, boolean, int_at, mismatch, text_at},
+    operators::{Operands, OperatorResult, boolean, int_at, mismatch, text_at},
 };
 
 /// The longest pattern, in bytes.
@@ -28,16 +28,16 @@ const MAX_PATTERN: usize = 1024;
 const SIZES: [usize; 6] = [1, 4, 16, 64, 256, 512];
 
 /// How many compiled patterns a thread keeps.
-const MAX_KEPT: usize = 32;
+const MAX_CACHED: usize = 32;
 
 /// What a search may keep to be faster the next time, in bytes.
 const SEARCH_MEMORY: usize = 1 << 18;
 
 /// What compiling costs, in units of work: at least, and per KiB.
-const COMPILE: (u64, u64) = (1_000, 100);
+const COMPILE_COST: (u64, u64) = (1_000, 100);
 
 /// What trying to compile costs when it fails.
-const FAILURE: u64 = 20_000;
+const FAILED_COMPILE_COST: u64 = 20_000;
 
 /// Bytes of searched text that cost one unit of work, for a pattern of 1 KiB.
 const SEARCH_UNIT: usize = 4;
@@ -53,13 +53,13 @@ struct Pattern {
 
 impl Pattern {
     /// Cost of searching this many bytes: in the worst case, each byte changes every state of the pattern.
-    fn price(&self, bytes: usize, unit: usize) -> u64 {
+    fn cost(&self, bytes: usize, unit: usize) -> u64 {
         1 + meter::units(bytes.saturating_mul(self.size) / unit)
     }
 }
 
 thread_local! {
-    static KEPT: RefCell<HashMap<String, Pattern>> = RefCell::default();
+    static CACHE: RefCell<HashMap<String, Pattern>> = RefCell::default();
 }
 
 /// Why a pattern cannot be used.
@@ -151,33 +151,33 @@ fn search<T>(
     text: &str,
     run: impl FnOnce(&Pattern) -> Result<T, ExecutionError>,
 ) -> Result<T, ExecutionError> {
-    KEPT.with_borrow_mut(|kept| {
-        if !kept.contains_key(pattern) {
-            meter::spend(COMPILE.0)?;
-            let compiled = compile(pattern).map_err(|problem| match meter::spend(FAILURE) {
+    CACHE.with_borrow_mut(|cache| {
+        if !cache.contains_key(pattern) {
+            meter::spend(COMPILE_COST.0)?;
+            let compiled = compile(pattern).map_err(|problem| match meter::spend(FAILED_COMPILE_COST) {
                 Ok(()) => ExecutionError::function_error(function, problem),
                 Err(stopped) => stopped,
             })?;
-            meter::spend(COMPILE.1 * meter::units(compiled.size))?;
-            if kept.len() >= MAX_KEPT {
-                kept.clear();
+            meter::spend(COMPILE_COST.1 * meter::units(compiled.size))?;
+            if cache.len() >= MAX_CACHED {
+                cache.clear();
             }
-            kept.insert(pattern.to_owned(), compiled);
+            cache.insert(pattern.to_owned(), compiled);
         }
-        let pattern = kept.get(pattern).expect("it was found or inserted above");
-        meter::spend(pattern.price(text.len(), SEARCH_UNIT))?;
+        let pattern = cache.get(pattern).expect("it was found or inserted above");
+        meter::spend(pattern.cost(text.len(), SEARCH_UNIT))?;
         run(pattern)
     })
 }
 
-pub(super) fn matches<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn matches<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let (Some(text), Some(pattern)) = (text_at(&args, 0), text_at(&args, 1)) else {
         return Err(mismatch("matches", &args));
     };
     search("matches", pattern, text, |pattern| Ok(boolean(pattern.regex.is_match(text))))
 }
 
-pub(super) fn find<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn find<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let (Some(text), Some(pattern)) = (text_at(&args, 0), text_at(&args, 1)) else {
         return Err(mismatch("find", &args));
     };
@@ -187,7 +187,7 @@ pub(super) fn find<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
     Ok(CowVal::owned(CelString::from(found)))
 }
 
-pub(super) fn find_all<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn find_all<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let limit = if args.len() == 3 { int_at(&args, 2) } else { Some(-1) };
     let (Some(text), Some(pattern), Some(limit)) = (text_at(&args, 0), text_at(&args, 1), limit) else {
         return Err(mismatch("findAll", &args));
@@ -196,7 +196,7 @@ pub(super) fn find_all<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
     let found = search("findAll", pattern, text, |pattern| {
         let mut found: Vec<Box<dyn Val + 'v>> = Vec::new();
         for part in pattern.regex.find_iter(text).take(limit) {
-            meter::spend(pattern.price(text.len() - part.start(), RESUME_UNIT))?;
+            meter::spend(pattern.cost(text.len() - part.start(), RESUME_UNIT))?;
             found.push(Box::new(CelString::from(part.as_str().to_owned())));
         }
         Ok(found)

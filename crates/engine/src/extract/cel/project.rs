@@ -1,8 +1,8 @@
 //! Which parts of an object an expression reads.
 //!
 //! `Expression::compile` follows every value that may be a part of `object` through the tree: a chain of
-//! fields leads to a place, a loop over a place binds its variable to the items of it. What happens to the
-//! value at a place decides how much of it is read: nothing but its presence (`has`, a field of it),
+//! fields is a path, a loop over a path binds its variable to the items below it. What happens to the
+//! value at a path decides how much of it is read: nothing but its presence (`has`, a field of it),
 //! its shape (`size`, a loop), or everything. Whatever is not understood reads everything.
 //!
 //! It must hold that evaluating on the parts gives what evaluating on the whole object gives, errors
@@ -21,19 +21,19 @@ use super::{
 };
 use crate::json::Projection;
 
-/// From one place to a part of it.
+/// From a value to a part of it.
 #[derive(Clone, Debug, PartialEq)]
-enum Step {
+enum ReadStep {
     Key(String),
     /// An item of a list or a value of a map.
     Each,
 }
 
-type Place = Vec<Step>;
+type ReadPath = Vec<ReadStep>;
 
-/// How much of a place is read.
+/// How much of the value at a path is read.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Extent {
+enum ReadExtent {
     Presence,
     /// The number of items, the keys.
     Shape,
@@ -43,12 +43,12 @@ enum Extent {
 /// What an expression reads.
 #[derive(Debug, Default)]
 pub(super) struct Reads {
-    places: Vec<(Place, Extent)>,
+    paths: Vec<(ReadPath, ReadExtent)>,
     pub(super) namespace: bool,
 }
 
-/// A value that may be at more places is not followed.
-const MAX_PLACES: usize = 16;
+/// A value that may be at more paths is not followed.
+const MAX_PATHS: usize = 16;
 
 impl Reads {
     pub(super) fn of(root: &IdedExpr) -> Self {
@@ -58,39 +58,39 @@ impl Reads {
     }
 
     pub(super) fn add_to(&self, object: &mut Projection) {
-        for (place, extent) in &self.places {
-            let mut at = &mut *object;
-            for step in place {
-                at = match step {
-                    Step::Key(key) => at.key(key),
-                    Step::Each => at.each(),
+        for (path, extent) in &self.paths {
+            let mut current = &mut *object;
+            for step in path {
+                current = match step {
+                    ReadStep::Key(key) => current.key(key),
+                    ReadStep::Each => current.each(),
                 };
             }
             match extent {
-                Extent::Presence => {}
-                Extent::Shape => {
-                    at.each();
+                ReadExtent::Presence => {}
+                ReadExtent::Shape => {
+                    current.each();
                 }
-                Extent::Everything => at.take_all(),
+                ReadExtent::Everything => current.take_all(),
             }
         }
     }
 
-    fn add(&mut self, places: &[Place], extent: Extent) {
-        for place in places {
-            let read = (place.clone(), extent);
-            if !self.places.contains(&read) {
-                self.places.push(read);
+    fn add(&mut self, paths: &[ReadPath], extent: ReadExtent) {
+        for path in paths {
+            let read = (path.clone(), extent);
+            if !self.paths.contains(&read) {
+                self.paths.push(read);
             }
         }
     }
 
     /// Reads enough to know the type of a value, and the value of a scalar.
-    fn type_of(&mut self, places: &[Place]) {
-        for place in places {
-            let is_item = place.last() == Some(&Step::Each);
-            let extent = if is_item { Extent::Everything } else { Extent::Presence };
-            self.add(std::slice::from_ref(place), extent);
+    fn type_of(&mut self, paths: &[ReadPath]) {
+        for path in paths {
+            let is_item = path.last() == Some(&ReadStep::Each);
+            let extent = if is_item { ReadExtent::Everything } else { ReadExtent::Presence };
+            self.add(std::slice::from_ref(path), extent);
         }
     }
 }
@@ -98,48 +98,48 @@ impl Reads {
 struct Tracer<'e> {
     reads: Reads,
     /// Of macros, innermost last: where the value of each may be.
-    variables: Vec<(&'e str, Vec<Place>)>,
+    variables: Vec<(&'e str, Vec<ReadPath>)>,
 }
 
 impl<'e> Tracer<'e> {
     /// Reads all of what an expression evaluates to.
     fn consume(&mut self, expr: &'e IdedExpr) {
-        let places = self.places(expr);
-        self.reads.add(&places, Extent::Everything);
+        let paths = self.paths_of(expr);
+        self.reads.add(&paths, ReadExtent::Everything);
     }
 
-    fn consume_parts(&mut self, expr: &'e IdedExpr) -> Vec<Place> {
+    fn consume_parts(&mut self, expr: &'e IdedExpr) -> Vec<ReadPath> {
         children(expr).into_iter().for_each(|part| self.consume(part));
         Vec::new()
     }
 
     /// Where the value of an expression may be; it is not read yet.
-    fn places(&mut self, expr: &'e IdedExpr) -> Vec<Place> {
-        let places = match &expr.expr {
+    fn paths_of(&mut self, expr: &'e IdedExpr) -> Vec<ReadPath> {
+        let paths = match &expr.expr {
             Expr::Ident(name) => self.variable(name),
             Expr::Select(select) => {
-                let places = self.places(&select.operand);
-                let places = self.step(places, Step::Key(select.field.clone()));
-                if select.test { Vec::new() } else { places }
+                let paths = self.paths_of(&select.operand);
+                let paths = self.step(paths, ReadStep::Key(select.field.clone()));
+                if select.test { Vec::new() } else { paths }
             }
             Expr::Call(call) => self.call(expr, call),
             Expr::Comprehension(comprehension) => self.comprehension(comprehension),
             _ => self.consume_parts(expr),
         };
-        if places.len() > MAX_PLACES {
-            self.reads.add(&[Place::new()], Extent::Everything);
+        if paths.len() > MAX_PATHS {
+            self.reads.add(&[ReadPath::new()], ReadExtent::Everything);
             return Vec::new();
         }
-        places
+        paths
     }
 
-    fn variable(&mut self, name: &str) -> Vec<Place> {
+    fn variable(&mut self, name: &str) -> Vec<ReadPath> {
         // A leading dot skips the variables of macros.
-        if let Some((_, places)) = self.variables.iter().rev().find(|(known, _)| *known == name) {
-            return places.clone();
+        if let Some((_, paths)) = self.variables.iter().rev().find(|(known, _)| *known == name) {
+            return paths.clone();
         }
         match name.trim_start_matches('.') {
-            OBJECT => vec![Place::new()],
+            OBJECT => vec![ReadPath::new()],
             NAMESPACE => {
                 self.reads.namespace = true;
                 Vec::new()
@@ -148,17 +148,17 @@ impl<'e> Tracer<'e> {
         }
     }
 
-    /// Takes a step from each place; the presence of the new place is read.
-    fn step(&mut self, mut places: Vec<Place>, step: Step) -> Vec<Place> {
-        places.iter_mut().for_each(|place| place.push(step.clone()));
-        self.reads.add(&places, Extent::Presence);
-        places
+    /// Adds a step to each path; the presence of the value there is read.
+    fn step(&mut self, mut paths: Vec<ReadPath>, step: ReadStep) -> Vec<ReadPath> {
+        paths.iter_mut().for_each(|path| path.push(step.clone()));
+        self.reads.add(&paths, ReadExtent::Presence);
+        paths
     }
 
-    fn call(&mut self, expr: &'e IdedExpr, call: &'e CallExpr) -> Vec<Place> {
+    fn call(&mut self, expr: &'e IdedExpr, call: &'e CallExpr) -> Vec<ReadPath> {
         if let Some(name) = namespaced(call) {
             return match (name.as_str(), call.args.as_slice()) {
-                ("optional.of", [value]) => self.places(value),
+                ("optional.of", [value]) => self.paths_of(value),
                 (_, args) => {
                     args.iter().for_each(|arg| self.consume(arg));
                     Vec::new()
@@ -167,38 +167,38 @@ impl<'e> Tracer<'e> {
         }
         match (call.func_name.as_str(), call.target.as_deref(), call.args.as_slice()) {
             (operators::INDEX | operators::OPT_INDEX | operators::OPT_SELECT, None, [value, key]) => {
-                let places = self.places(value);
+                let paths = self.paths_of(value);
                 match &key.expr {
                     Expr::Literal(LiteralValue::String(key)) => {
-                        self.step(places, Step::Key(key.inner().to_owned()))
+                        self.step(paths, ReadStep::Key(key.inner().to_owned()))
                     }
                     _ => {
                         self.consume(key);
-                        self.step(places, Step::Each)
+                        self.step(paths, ReadStep::Each)
                     }
                 }
             }
             (operators::CONDITIONAL, None, [condition, yes, no]) => {
                 self.consume(condition);
-                let places = self.places(yes);
-                self.either(places, no)
+                let paths = self.paths_of(yes);
+                self.either(paths, no)
             }
             (operators::EQUALS | operators::NOT_EQUALS, None, [value, literal] | [literal, value])
                 if matches!(literal.expr, Expr::Literal(_)) =>
             {
                 // Against a scalar, a list or map is different whatever is in it.
-                let places = self.places(value);
-                self.reads.type_of(&places);
+                let paths = self.paths_of(value);
+                self.reads.type_of(&paths);
                 Vec::new()
             }
             ("size", Some(value), []) | ("size", None, [value]) => {
-                let places = self.places(value);
-                self.reads.add(&places, Extent::Shape);
+                let paths = self.paths_of(value);
+                self.reads.add(&paths, ReadExtent::Shape);
                 Vec::new()
             }
             ("type", None, [value]) => {
-                let places = self.places(value);
-                self.reads.type_of(&places);
+                let paths = self.paths_of(value);
+                self.reads.type_of(&paths);
                 Vec::new()
             }
             ("hasValue", Some(value), []) => {
@@ -206,51 +206,51 @@ impl<'e> Tracer<'e> {
                 Vec::new()
             }
             ("value", Some(value), []) => self.optional(value),
-            ("dyn", None, [value]) => self.places(value),
+            ("dyn", None, [value]) => self.paths_of(value),
             ("or" | "orValue", Some(value), [other]) => {
-                let places = self.optional(value);
-                self.either(places, other)
+                let paths = self.optional(value);
+                self.either(paths, other)
             }
             _ => self.consume_parts(expr),
         }
     }
 
-    /// The places of the value in an optional; its type is read.
-    fn optional(&mut self, expr: &'e IdedExpr) -> Vec<Place> {
-        let places = self.places(expr);
-        self.reads.type_of(&places);
-        places
+    /// The paths of the value in an optional; its type is read.
+    fn optional(&mut self, expr: &'e IdedExpr) -> Vec<ReadPath> {
+        let paths = self.paths_of(expr);
+        self.reads.type_of(&paths);
+        paths
     }
 
-    fn either(&mut self, mut places: Vec<Place>, other: &'e IdedExpr) -> Vec<Place> {
-        for place in self.places(other) {
-            if !places.contains(&place) {
-                places.push(place);
+    fn either(&mut self, mut paths: Vec<ReadPath>, other: &'e IdedExpr) -> Vec<ReadPath> {
+        for path in self.paths_of(other) {
+            if !paths.contains(&path) {
+                paths.push(path);
             }
         }
-        places
+        paths
     }
 
-    fn comprehension(&mut self, c: &'e ComprehensionExpr) -> Vec<Place> {
+    fn comprehension(&mut self, c: &'e ComprehensionExpr) -> Vec<ReadPath> {
         let outer = self.variables.len();
         if is_bind(c) {
-            let places = self.places(&c.accu_init);
-            self.variables.push((&c.accu_var, places));
-            let places = self.places(&c.result);
+            let paths = self.paths_of(&c.accu_init);
+            self.variables.push((&c.accu_var, paths));
+            let paths = self.paths_of(&c.result);
             self.variables.truncate(outer);
-            return places;
+            return paths;
         }
-        let range = self.places(&c.iter_range);
-        self.reads.add(&range, Extent::Shape);
-        let items = self.step(range.clone(), Step::Each);
+        let range = self.paths_of(&c.iter_range);
+        self.reads.add(&range, ReadExtent::Shape);
+        let items = self.step(range.clone(), ReadStep::Each);
         self.consume(&c.accu_init);
         self.variables.push((&c.accu_var, Vec::new()));
         self.variables.push((&c.iter_var, items));
         self.consume(&c.loop_cond);
         let selection = selection(c);
         match selection {
-            Some(Selection { condition: Some(condition) }) => self.consume(condition),
-            Some(Selection { condition: None }) => {}
+            Some(CollectingLoop { condition: Some(condition) }) => self.consume(condition),
+            Some(CollectingLoop { condition: None }) => {}
             None => self.consume(&c.loop_step),
         }
         self.consume(&c.result);
@@ -266,13 +266,13 @@ pub(super) fn is_bind(c: &ComprehensionExpr) -> bool {
 }
 
 #[derive(Clone, Copy)]
-struct Selection<'e> {
+struct CollectingLoop<'e> {
     condition: Option<&'e IdedExpr>,
 }
 
 /// Whether a loop does nothing but collect items: `filter(x, condition)` is
 /// `condition ? result + [x] : result`.
-fn selection(c: &ComprehensionExpr) -> Option<Selection<'_>> {
+fn selection(c: &ComprehensionExpr) -> Option<CollectingLoop<'_>> {
     let is_result = |expr: &IdedExpr| matches!(&expr.expr, Expr::Ident(name) if *name == c.accu_var);
     let appends = |expr: &IdedExpr| {
         let Expr::Call(CallExpr { func_name, target: None, args }) = &expr.expr else { return false };
@@ -286,13 +286,13 @@ fn selection(c: &ComprehensionExpr) -> Option<Selection<'_>> {
         return None;
     }
     if appends(&c.loop_step) {
-        return Some(Selection { condition: None });
+        return Some(CollectingLoop { condition: None });
     }
     match &c.loop_step.expr {
         Expr::Call(CallExpr { func_name, target: None, args }) if func_name == operators::CONDITIONAL => {
             match args.as_slice() {
                 [condition, step, result] if appends(step) && is_result(result) => {
-                    Some(Selection { condition: Some(condition) })
+                    Some(CollectingLoop { condition: Some(condition) })
                 }
                 _ => None,
             }

@@ -15,7 +15,7 @@ use cel::{
     },
 };
 
-use super::operators::{Answer, Args, mismatch, text_at};
+use super::operators::{Operands, OperatorResult, mismatch, text_at};
 
 /// The type's name, as `type(x)` has it.
 pub(super) static QUANTITY: Type = Type::new_unspecified_type("kubernetes.Quantity");
@@ -33,7 +33,7 @@ const BINARY: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
 
 /// How a quantity is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
+enum QuantityFormat {
     Decimal,
     Exponent,
     Binary,
@@ -44,11 +44,11 @@ enum Format {
 pub(super) struct Quantity {
     mantissa: i128,
     exponent: i32,
-    format: Format,
+    format: QuantityFormat,
 }
 
 impl Quantity {
-    fn new(mut mantissa: i128, mut exponent: i32, format: Format) -> Self {
+    fn new(mut mantissa: i128, mut exponent: i32, format: QuantityFormat) -> Self {
         if mantissa == 0 {
             exponent = 0;
         }
@@ -64,18 +64,18 @@ impl Quantity {
         let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
         let end = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(unsigned.len());
         let (number, suffix) = unsigned.split_at(end);
-        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-        let digits = format!("{whole}{fraction}");
+        let (integer, fraction) = number.split_once('.').unwrap_or((number, ""));
+        let digits = format!("{integer}{fraction}");
         if digits.is_empty() || fraction.contains('.') {
             return Err(NUMBER);
         }
         let too_long = "the quantity has more than 38 digits";
         let mut mantissa: i128 = digits.parse().map_err(|_| too_long)?;
         let mut exponent = -i32::try_from(fraction.len()).map_err(|_| too_long)?;
-        let mut format = Format::Decimal;
+        let mut format = QuantityFormat::Decimal;
         if let Some(power) = BINARY.iter().skip(1).position(|known| *known == suffix) {
             mantissa = mantissa.checked_mul(1024_i128.pow(1 + narrow(power))).ok_or(too_long)?;
-            format = Format::Binary;
+            format = QuantityFormat::Binary;
         } else if let Some((_, power)) = DECIMAL.iter().find(|(known, _)| *known == suffix) {
             exponent += power;
         } else if let Some(power) = suffix.strip_prefix(['e', 'E']) {
@@ -84,7 +84,7 @@ impl Quantity {
                 return Err("the exponent of the quantity is too large");
             }
             exponent += power;
-            format = Format::Exponent;
+            format = QuantityFormat::Exponent;
         } else {
             return Err(
                 "unable to parse quantity's suffix: it is one of n u m k M G T P E Ki Mi Gi Ti Pi Ei",
@@ -103,12 +103,12 @@ impl Quantity {
     }
 
     fn capped(self) -> Self {
-        let limit = Self::new(i128::from(i64::MAX), 0, Format::Binary);
-        let one = Self::new(1, 0, Format::Binary);
+        let limit = Self::new(i128::from(i64::MAX), 0, QuantityFormat::Binary);
+        let one = Self::new(1, 0, QuantityFormat::Binary);
         match self.format {
-            Format::Binary if self.compare(&limit) == Ordering::Greater => limit,
-            Format::Binary if self.compare(&one) == Ordering::Less => {
-                Self { format: Format::Decimal, ..self }
+            QuantityFormat::Binary if self.compare(&limit) == Ordering::Greater => limit,
+            QuantityFormat::Binary if self.compare(&one) == Ordering::Less => {
+                Self { format: QuantityFormat::Decimal, ..self }
             }
             _ => self,
         }
@@ -156,7 +156,7 @@ impl Quantity {
 
     /// The text that Kubernetes writes: no fraction, the largest suffix.
     pub(super) fn canonical(&self) -> String {
-        if self.format == Format::Binary
+        if self.format == QuantityFormat::Binary
             && let Some(mut number) = self.integer().filter(|number| number.unsigned_abs() >= 1024)
         {
             let mut power = 0;
@@ -172,7 +172,7 @@ impl Quantity {
         let suffix = DECIMAL.iter().find(|(_, power)| *power == thousands);
         match suffix {
             _ if thousands == 0 => number,
-            Some((suffix, _)) if self.format != Format::Exponent => format!("{number}{suffix}"),
+            Some((suffix, _)) if self.format != QuantityFormat::Exponent => format!("{number}{suffix}"),
             _ => format!("{number}e{thousands}"),
         }
     }
@@ -206,7 +206,7 @@ impl Val for Quantity {
 
 impl StaticVal for Quantity {}
 
-pub(super) fn quantity<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn quantity<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     match Quantity::parse(text_at(&args, 0).unwrap_or_default()) {
         Ok(quantity) => Ok(CowVal::owned(quantity)),
         Err(problem) => Err(ExecutionError::function_error("quantity", problem)),
@@ -219,7 +219,7 @@ pub(crate) fn is_valid(text: &str) -> bool {
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "the signature of a function of CEL")]
-pub(super) fn is_quantity<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn is_quantity<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     Ok(CowVal::owned(CelBool::from(Quantity::parse(text_at(&args, 0).unwrap_or_default()).is_ok())))
 }
 
@@ -233,35 +233,35 @@ fn operand(args: &[CowVal<'_, '_>], function: &str) -> Result<Quantity, Executio
     let other = args.get(1).ok_or_else(|| mismatch(function, args))?;
     match (other.downcast_ref::<Quantity>(), other.downcast_ref::<CelInt>()) {
         (Some(quantity), _) => Ok(quantity.clone()),
-        (None, Some(int)) => Ok(Quantity::new(i128::from(*int.inner()), 0, Format::Exponent)),
+        (None, Some(int)) => Ok(Quantity::new(i128::from(*int.inner()), 0, QuantityFormat::Exponent)),
         (None, None) => Err(mismatch(function, args)),
     }
 }
 
-pub(super) fn is_integer<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn is_integer<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     Ok(CowVal::owned(CelBool::from(receiver(&args, "isInteger")?.integer().is_some())))
 }
 
-pub(super) fn as_integer<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn as_integer<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let integer = receiver(&args, "asInteger")?.integer();
     let failed = || ExecutionError::function_error("asInteger", "cannot convert value to integer");
     Ok(CowVal::owned(CelInt::from(integer.ok_or_else(failed)?)))
 }
 
-pub(super) fn as_approximate_float<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn as_approximate_float<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     Ok(CowVal::owned(CelDouble::from(receiver(&args, "asApproximateFloat")?.float())))
 }
 
-pub(super) fn sign<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn sign<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let sign = receiver(&args, "sign")?.mantissa.signum();
     Ok(CowVal::owned(CelInt::from(i64::try_from(sign).expect("a sign is small"))))
 }
 
-pub(super) fn add<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn add<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     sum(&args, "add", |other| other)
 }
 
-pub(super) fn sub<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn sub<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     sum(&args, "sub", Quantity::negated)
 }
 
@@ -269,7 +269,7 @@ fn sum<'b, 'v>(
     args: &[CowVal<'_, '_>],
     function: &str,
     signed: impl Fn(Quantity) -> Quantity,
-) -> Answer<'b, 'v> {
+) -> OperatorResult<'b, 'v> {
     let sum = receiver(args, function)?.plus(&signed(operand(args, function)?));
     let failed = || ExecutionError::function_error(function, "the quantity has more than 38 digits");
     Ok(CowVal::owned(sum.ok_or_else(failed)?))
@@ -280,14 +280,14 @@ fn order(args: &[CowVal<'_, '_>], function: &str) -> Result<Ordering, ExecutionE
     Ok(receiver(args, function)?.compare(other.ok_or_else(|| mismatch(function, args))?))
 }
 
-pub(super) fn compare_to<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn compare_to<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     Ok(CowVal::owned(CelInt::from(order(&args, "compareTo")? as i64)))
 }
 
-pub(super) fn is_greater_than<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn is_greater_than<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     Ok(CowVal::owned(CelBool::from(order(&args, "isGreaterThan")? == Ordering::Greater)))
 }
 
-pub(super) fn is_less_than<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn is_less_than<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     Ok(CowVal::owned(CelBool::from(order(&args, "isLessThan")? == Ordering::Less)))
 }

@@ -42,31 +42,35 @@ const OPERATORS: [(&str, &str); 10] = [
 /// Functions that do not read through their argument, whatever its size.
 const TRANSPARENT: [&str; 6] = ["dyn", "type", "value", "hasValue", "or", "orValue"];
 
-/// Scopes in which a name is looked up for the price of a node.
-const LOOKUPS: u64 = 4;
+/// Macros in which a name is looked up for the cost of a node.
+const LOOKUPS_PER_UNIT: u64 = 4;
 
 /// The guarded expression.
 pub(super) fn rewrite(root: IdedExpr) -> IdedExpr {
-    let rewriter =
-        Rewriter { optionals: uses_optionals(&root), shadowed: shadows(&root), scopes: Cell::new(0) };
+    let rewriter = Rewriter {
+        optionals: uses_optionals(&root),
+        shadowed: shadows(&root),
+        enclosing_macros: Cell::new(0),
+    };
     call("@root", vec![rewriter.expr(root)])
 }
 
-/// Cost of visiting the nodes of an expression without the bodies of its loops; `scopes`: number of macros around it.
-pub(super) fn price(expr: &IdedExpr, scopes: u64) -> u64 {
+/// Cost of visiting the nodes of an expression without the bodies of its loops; `enclosing_macros`: how many are
+/// around it.
+pub(super) fn cost(expr: &IdedExpr, enclosing_macros: u64) -> u64 {
     let own = match &expr.expr {
-        // A name is looked up in the scope of every macro around it.
-        Expr::Ident(_) | Expr::Select(_) => 1 + scopes / LOOKUPS,
+        // A name is looked up in every macro around it.
+        Expr::Ident(_) | Expr::Select(_) => 1 + enclosing_macros / LOOKUPS_PER_UNIT,
         Expr::Literal(LiteralValue::String(text)) => 1 + meter::text_weight(text.inner().len()),
         Expr::Literal(LiteralValue::Bytes(bytes)) => 1 + meter::text_weight(bytes.inner().len()),
         _ => 1,
     };
     let parts: u64 = match &expr.expr {
         Expr::Comprehension(c) => {
-            let outside = price(&c.iter_range, scopes) + price(&c.accu_init, scopes);
-            outside + price(&c.result, scopes + 1)
+            let outside = cost(&c.iter_range, enclosing_macros) + cost(&c.accu_init, enclosing_macros);
+            outside + cost(&c.result, enclosing_macros + 1)
         }
-        _ => children(expr).into_iter().map(|part| price(part, scopes)).sum(),
+        _ => children(expr).into_iter().map(|part| cost(part, enclosing_macros)).sum(),
     };
     own + parts
 }
@@ -129,8 +133,8 @@ struct Rewriter {
     optionals: bool,
     /// The object and its namespace are no optionals, unless a macro has variables with their names.
     shadowed: bool,
-    /// The macros around the expression at hand.
-    scopes: Cell<u64>,
+    /// How many macros are around the expression.
+    enclosing_macros: Cell<u64>,
 }
 
 impl Rewriter {
@@ -160,7 +164,7 @@ impl Rewriter {
     fn copied(&self, expr: IdedExpr) -> IdedExpr {
         let owned = match &expr.expr {
             Expr::Literal(_) | Expr::List(_) | Expr::Map(_) | Expr::Comprehension(_) => true,
-            Expr::Call(call) => functions::ours(&call.func_name).is_some(),
+            Expr::Call(call) => functions::replacement(&call.func_name).is_some(),
             _ => false,
         };
         let expr = self.expr(expr);
@@ -232,8 +236,8 @@ impl Rewriter {
             this.func_name.remove(0);
         }
         let name = this.func_name.as_str();
-        if let Some((_, ours)) = OPERATORS.iter().find(|(theirs, _)| *theirs == name) {
-            return call(ours, self.all(this.args)).expr;
+        if let Some((_, replacement)) = OPERATORS.iter().find(|(theirs, _)| *theirs == name) {
+            return call(replacement, self.all(this.args)).expr;
         }
         match name {
             operators::EQUALS => return self.equality("@equal", this).expr,
@@ -245,9 +249,9 @@ impl Rewriter {
         if let Some(full) = namespaced(&this) {
             return self.namespaced_call(&full, this);
         }
-        if let Some(ours) = functions::ours(name) {
+        if let Some(replacement) = functions::replacement(name) {
             let args = this.target.take().map(|target| *target).into_iter().chain(this.args).collect();
-            return call(ours, self.all(args)).expr;
+            return call(replacement, self.all(args)).expr;
         }
         if name.starts_with(|c: char| c.is_alphabetic()) && !TRANSPARENT.contains(&name) {
             // Functions of `cel` look through their arguments once; `format` through all that is in them.
@@ -273,7 +277,7 @@ impl Rewriter {
     }
 
     /// Comparing with a literal is cheap, as long as the literal is on the right.
-    fn equality(&self, ours: &str, mut this: CallExpr) -> IdedExpr {
+    fn equality(&self, replacement: &str, mut this: CallExpr) -> IdedExpr {
         this.args = self.all(this.args);
         if this.args.first().is_some_and(is_literal) {
             this.args.reverse();
@@ -281,7 +285,7 @@ impl Rewriter {
         if this.args.last().is_some_and(is_literal) {
             return node(Expr::Call(this));
         }
-        call(ours, this.args)
+        call(replacement, this.args)
     }
 
     fn index(&self, this: CallExpr) -> Expr {
@@ -315,9 +319,9 @@ impl Rewriter {
 
     /// Rewrites what is inside of one more macro.
     fn inside<T>(&self, rewrite: impl FnOnce() -> T) -> T {
-        self.scopes.set(self.scopes.get() + 1);
+        self.enclosing_macros.set(self.enclosing_macros.get() + 1);
         let inside = rewrite();
-        self.scopes.set(self.scopes.get() - 1);
+        self.enclosing_macros.set(self.enclosing_macros.get() - 1);
         inside
     }
 
@@ -327,10 +331,10 @@ impl Rewriter {
             let result = self.inside(|| self.copied(c.result));
             return ComprehensionExpr { accu_init, result, ..c };
         }
-        let scopes = self.scopes.get() + 1;
-        let price = price(&c.loop_cond, scopes) + price(&c.loop_step, scopes);
-        let price = i64::try_from(price).unwrap_or(i64::MAX);
-        let tick = || call("@tick", vec![node(Expr::Literal(LiteralValue::Int(price.into())))]);
+        let enclosing_macros = self.enclosing_macros.get() + 1;
+        let cost = cost(&c.loop_cond, enclosing_macros) + cost(&c.loop_step, enclosing_macros);
+        let cost = i64::try_from(cost).unwrap_or(i64::MAX);
+        let tick = || call("@tick", vec![node(Expr::Literal(LiteralValue::Int(cost.into())))]);
         let done = || node(Expr::Literal(LiteralValue::Boolean(false.into())));
         let is_list = matches!(&c.iter_range.expr, Expr::List(_));
         let range = self.expr(c.iter_range);

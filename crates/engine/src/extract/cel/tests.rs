@@ -10,7 +10,7 @@ mod refused;
 use super::*;
 
 /// Where a rule is from, an expression, and the JSON it gives on [`OBJECT`]; or `!` and a part of the error.
-type Row = (&'static str, &'static str, &'static str);
+type CelCase = (&'static str, &'static str, &'static str);
 
 const OBJECT: &str = r#"{
     "apiVersion": "apps/v1", "kind": "Deployment",
@@ -38,8 +38,12 @@ fn read<'a>(text: &'a str, projection: &Projection) -> Json<'a> {
 
 /// The JSON that an expression gives, or `!` and the error.
 fn outcome(expression: &Expression, object: &Json<'_>) -> String {
-    let namespace = read(NAMESPACE, &Projection::whole());
-    match expression.evaluate(&Scope::new(object, &crate::json::Projection::whole(), Some(&namespace))) {
+    let namespace = read(NAMESPACE, &Projection::everything());
+    match expression.evaluate(&CelVariables::new(
+        object,
+        &crate::json::Projection::everything(),
+        Some(&namespace),
+    )) {
         Ok(json) => {
             let mut out = String::new();
             json.write(&mut out);
@@ -51,9 +55,9 @@ fn outcome(expression: &Expression, object: &Json<'_>) -> String {
 
 #[test]
 fn expressions_give_what_the_specifications_say() {
-    let object = read(OBJECT, &Projection::whole());
+    let object = read(OBJECT, &Projection::everything());
     let mut wrong = Vec::new();
-    for (source, text, expected) in language::ROWS.iter().chain(libraries::ROWS) {
+    for (source, text, expected) in language::CASES.iter().chain(libraries::CASES) {
         let found = match Expression::compile(text) {
             Ok(expression) => outcome(&expression, &object),
             Err(error) => format!("{error:?}"),
@@ -74,9 +78,9 @@ fn expressions_give_what_the_specifications_say() {
 fn errors_hold_no_values_of_the_object() {
     let object = read(
         r#"{"text":"hunter2","number":47110815,"negative":-47110815,"pattern":"hunter2(","list":["hunter2"],"map":{"a":"hunter2"}}"#,
-        &Projection::whole(),
+        &Projection::everything(),
     );
-    let mut told = Vec::new();
+    let mut leaks = Vec::new();
     for text in [
         "object.map[object.text]",
         "object.list[object.number]",
@@ -113,8 +117,8 @@ fn errors_hold_no_values_of_the_object() {
         let Ok(expression) = Expression::compile(text) else { continue };
         let found = outcome(&expression, &object);
         if ["hunter2", "47110815"].iter().any(|value| found.starts_with("! ") && found.contains(value)) {
-            told.push(format!("{text}: {found}"));
+            leaks.push(format!("{text}: {found}"));
         }
     }
-    assert!(told.is_empty(), "{}", told.join("\n"));
+    assert!(leaks.is_empty(), "{}", leaks.join("\n"));
 }

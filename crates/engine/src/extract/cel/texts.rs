@@ -13,14 +13,14 @@ use cel::{
 
 use super::{
     lists, meter,
-    operators::{Answer, Args, int_at, list_at, mismatch, text_at},
+    operators::{Operands, OperatorResult, int_at, list_at, mismatch, text_at},
 };
 
 fn text<'b, 'v>(text: String) -> CowVal<'b, 'v> {
     CowVal::owned(CelString::from(text))
 }
 
-pub(super) fn replace<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn replace<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let limit = if args.len() == 4 { int_at(&args, 3) } else { Some(-1) };
     let (Some(this), Some(from), Some(to), Some(limit)) =
         (text_at(&args, 0), text_at(&args, 1), text_at(&args, 2), limit)
@@ -34,7 +34,7 @@ pub(super) fn replace<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
     Ok(text(this.replacen(from, to, count)))
 }
 
-pub(super) fn join<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn join<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let separator = if args.len() == 2 { text_at(&args, 1) } else { Some("") };
     let (Some(list), Some(separator)) = (list_at(&args, 0), separator) else {
         return Err(mismatch("join", &args));
@@ -50,7 +50,7 @@ pub(super) fn join<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
     Ok(text(parts.join(separator)))
 }
 
-pub(super) fn split<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn split<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let limit = if args.len() == 3 { int_at(&args, 2) } else { Some(-1) };
     let (Some(this), Some(separator), Some(limit)) = (text_at(&args, 0), text_at(&args, 1), limit) else {
         return Err(mismatch("split", &args));
@@ -77,13 +77,13 @@ pub(super) fn split<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
     Ok(CowVal::owned(CelList::from(parts)))
 }
 
-pub(super) fn reverse<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn reverse<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let Some(this) = text_at(&args, 0) else { return lists::reverse(args) };
     meter::build_text(this.len())?;
     Ok(text(this.chars().rev().collect()))
 }
 
-pub(super) fn index_of<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn index_of<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     if list_at(&args, 0).is_some() && args.len() == 2 {
         return lists::index_of(args);
     }
@@ -93,13 +93,13 @@ pub(super) fn index_of<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
     })
 }
 
-pub(super) fn last_index_of<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+pub(super) fn last_index_of<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     if list_at(&args, 0).is_some() && args.len() == 2 {
         return lists::last_index_of(args);
     }
-    let whole = args.len() == 2;
+    let searches_all = args.len() == 2;
     position("lastIndexOf", &args, |this, needle, start| {
-        let end = if whole { this.len() } else { byte_at(this, start + needle.chars().count()) };
+        let end = if searches_all { this.len() } else { byte_at(this, start + needle.chars().count()) };
         this.get(..end)?.rfind(needle)
     })
 }
@@ -114,7 +114,7 @@ fn position<'b, 'v>(
     function: &str,
     args: &[CowVal<'_, '_>],
     search: impl Fn(&str, &str, usize) -> Option<usize>,
-) -> Answer<'b, 'v> {
+) -> OperatorResult<'b, 'v> {
     let start = if args.len() == 3 { int_at(args, 2) } else { Some(0) };
     let (Some(this), Some(needle), Some(start)) = (text_at(args, 0), text_at(args, 1), start) else {
         return Err(mismatch(function, args));

@@ -1,6 +1,6 @@
 //! Values in and out: JSON to CEL without copying texts, CEL to plain JSON.
 //!
-//! `Scope` and `Expression::evaluate` use these. Integers that fit an `int` become one, every other
+//! `CelVariables` and `Expression::evaluate` use these. Integers that fit an `int` become one, every other
 //! number a `double` (so that `object.spec.replicas + 1` works, and 2^63 loses its last digits).
 
 use std::{borrow::Cow, collections::HashMap};
@@ -14,7 +14,7 @@ use cel::common::{
 };
 
 use super::{EvalError, functions, quantity::Quantity};
-use crate::json::{Json, Map, Projection};
+use crate::json::{Json, JsonMap, Projection};
 
 /// A result may have this many bytes of JSON.
 pub(super) const MAX_RESULT: usize = 1 << 20;
@@ -58,14 +58,14 @@ fn number<'a>(text: &str) -> Box<dyn Val + 'a> {
 
 /// The JSON of a result.
 pub(super) fn to_json(value: &dyn Val) -> Result<Json<'static>, EvalError> {
-    Writer { left: MAX_RESULT }.json(value)
+    JsonWriter { remaining: MAX_RESULT }.json(value)
 }
 
-struct Writer {
-    left: usize,
+struct JsonWriter {
+    remaining: usize,
 }
 
-impl Writer {
+impl JsonWriter {
     fn json(&mut self, value: &dyn Val) -> Result<Json<'static>, EvalError> {
         // For a comma or a bracket.
         self.take(1)?;
@@ -79,7 +79,7 @@ impl Writer {
         } else if let Some(optional) = value.downcast_ref::<CelOptional>() {
             optional.option().map_or(Ok(Json::Null), |value| self.json(value))
         } else if let Some(bytes) = value.downcast_ref::<CelBytes>() {
-            if bytes.inner().len() > self.left {
+            if bytes.inner().len() > self.remaining {
                 return Err(EvalError::ResultTooLarge);
             }
             self.call("base64.encode", value)
@@ -99,7 +99,7 @@ impl Writer {
     }
 
     fn take(&mut self, bytes: usize) -> Result<(), EvalError> {
-        self.left = self.left.checked_sub(bytes).ok_or(EvalError::ResultTooLarge)?;
+        self.remaining = self.remaining.checked_sub(bytes).ok_or(EvalError::ResultTooLarge)?;
         Ok(())
     }
 
@@ -133,7 +133,7 @@ impl Writer {
             self.take_text(&key)?;
             json.push((Cow::Owned(key), self.json(value.as_ref())?));
         }
-        Ok(Json::Map(json.into_iter().collect::<Map<'_>>()))
+        Ok(Json::Map(json.into_iter().collect::<JsonMap<'_>>()))
     }
 
     /// What a function of CEL makes of a value.

@@ -5,27 +5,27 @@
 
 use std::{cmp::Ordering, ops::ControlFlow};
 
-use super::steps::{Need, Steps};
+use super::steps::{PathSteps, ReadNeed};
 use crate::json::{Json, Projection};
 
 #[derive(Clone, Debug)]
-pub(super) enum Condition {
-    Exists(Query),
-    Compare(Operand, Comparison, Operand),
-    Not(Box<Condition>),
-    All(Vec<Condition>),
-    Any(Vec<Condition>),
+pub(super) enum FilterCondition {
+    Exists(FilterPath),
+    Compare(FilterOperand, FilterComparison, FilterOperand),
+    Not(Box<FilterCondition>),
+    All(Vec<FilterCondition>),
+    Any(Vec<FilterCondition>),
 }
 
 /// A path inside a filter.
 #[derive(Clone, Debug)]
-pub(super) struct Query {
-    pub(super) origin: Origin,
-    pub(super) steps: Steps,
+pub(super) struct FilterPath {
+    pub(super) origin: FilterPathRoot,
+    pub(super) steps: PathSteps,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Origin {
+pub(super) enum FilterPathRoot {
     /// The item that is filtered.
     Item,
     /// The whole object; the steps are definite, so that each item looks at one more value only.
@@ -33,13 +33,13 @@ pub(super) enum Origin {
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Operand {
-    Query(Query),
+pub(super) enum FilterOperand {
+    Query(FilterPath),
     Literal(Json<'static>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Comparison {
+pub(super) enum FilterComparison {
     Equal,
     NotEqual,
     Less,
@@ -48,71 +48,71 @@ pub(super) enum Comparison {
     GreaterOrEqual,
 }
 
-impl Condition {
+impl FilterCondition {
     pub(super) fn holds<'v, 'a>(&self, item: &'v Json<'a>, root: &'v Json<'a>) -> bool {
         match self {
-            Condition::Exists(query) => query.any(item, root, &mut |_| true),
-            Condition::Compare(left, comparison, right) => left.any(item, root, &mut |left| {
+            FilterCondition::Exists(query) => query.any(item, root, &mut |_| true),
+            FilterCondition::Compare(left, comparison, right) => left.any(item, root, &mut |left| {
                 right.any(item, root, &mut |right| comparison.holds(left, right))
             }),
-            Condition::Not(inner) => !inner.holds(item, root),
-            Condition::All(inner) => inner.iter().all(|inner| inner.holds(item, root)),
-            Condition::Any(inner) => inner.iter().any(|inner| inner.holds(item, root)),
+            FilterCondition::Not(inner) => !inner.holds(item, root),
+            FilterCondition::All(inner) => inner.iter().all(|inner| inner.holds(item, root)),
+            FilterCondition::Any(inner) => inner.iter().any(|inner| inner.holds(item, root)),
         }
     }
 
     /// Asks for what the condition looks at in an item.
-    pub(super) fn project(&self, spread: usize, item: &mut Projection) {
+    pub(super) fn project(&self, branches: usize, item: &mut Projection) {
         self.each_query(&mut |query, need| {
-            if query.origin == Origin::Item {
-                query.steps.project(need, spread, item);
+            if query.origin == FilterPathRoot::Item {
+                query.steps.project(need, branches, item);
             }
         });
     }
 
-    pub(super) fn collect_from_root<'p>(&'p self, found: &mut Vec<(&'p Steps, Need)>) {
+    pub(super) fn collect_from_root<'p>(&'p self, found: &mut Vec<(&'p PathSteps, ReadNeed)>) {
         self.each_query(&mut |query, need| match query.origin {
-            Origin::Root => found.push((&query.steps, need)),
-            Origin::Item => query.steps.collect_from_root(found),
+            FilterPathRoot::Root => found.push((&query.steps, need)),
+            FilterPathRoot::Item => query.steps.collect_from_root(found),
         });
     }
 
-    fn each_query<'p>(&'p self, see: &mut dyn FnMut(&'p Query, Need)) {
+    fn each_query<'p>(&'p self, visitor: &mut dyn FnMut(&'p FilterPath, ReadNeed)) {
         match self {
-            Condition::Exists(query) => see(query, Need::Existence),
-            Condition::Compare(left, _, right) => {
+            FilterCondition::Exists(query) => visitor(query, ReadNeed::Existence),
+            FilterCondition::Compare(left, _, right) => {
                 for operand in [left, right] {
-                    if let Operand::Query(query) = operand {
-                        see(query, Need::Value);
+                    if let FilterOperand::Query(query) = operand {
+                        visitor(query, ReadNeed::Value);
                     }
                 }
             }
-            Condition::Not(inner) => inner.each_query(see),
-            Condition::All(inner) | Condition::Any(inner) => {
-                inner.iter().for_each(|inner| inner.each_query(see));
+            FilterCondition::Not(inner) => inner.each_query(visitor),
+            FilterCondition::All(inner) | FilterCondition::Any(inner) => {
+                inner.iter().for_each(|inner| inner.each_query(visitor));
             }
         }
     }
 }
 
-impl Query {
+impl FilterPath {
     fn any<'v, 'a>(
         &self,
         item: &'v Json<'a>,
         root: &'v Json<'a>,
         test: &mut dyn FnMut(&Json<'a>) -> bool,
     ) -> bool {
-        let start = if self.origin == Origin::Root { root } else { item };
-        let mut see =
+        let start = if self.origin == FilterPathRoot::Root { root } else { item };
+        let mut visitor =
             |value: &Json<'a>| if test(value) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-        self.steps.visit(start, root, &mut see).is_break()
+        self.steps.visit(start, root, &mut visitor).is_break()
     }
 }
 
-impl Operand {
+impl FilterOperand {
     /// Whether this can be more than one value.
     pub(super) fn is_many(&self) -> bool {
-        matches!(self, Operand::Query(query) if !query.steps.are_definite())
+        matches!(self, FilterOperand::Query(query) if !query.steps.are_definite())
     }
 
     fn any<'v, 'a>(
@@ -122,21 +122,21 @@ impl Operand {
         test: &mut dyn FnMut(&Json<'a>) -> bool,
     ) -> bool {
         match self {
-            Operand::Query(query) => query.any(item, root, test),
-            Operand::Literal(value) => test(value),
+            FilterOperand::Query(query) => query.any(item, root, test),
+            FilterOperand::Literal(value) => test(value),
         }
     }
 }
 
-impl Comparison {
+impl FilterComparison {
     fn holds(self, left: &Json<'_>, right: &Json<'_>) -> bool {
         match self {
-            Comparison::Equal => equal(left, right),
-            Comparison::NotEqual => !equal(left, right),
-            Comparison::Less => order(left, right).is_some_and(Ordering::is_lt),
-            Comparison::LessOrEqual => order(left, right).is_some_and(Ordering::is_le),
-            Comparison::Greater => order(left, right).is_some_and(Ordering::is_gt),
-            Comparison::GreaterOrEqual => order(left, right).is_some_and(Ordering::is_ge),
+            FilterComparison::Equal => equal(left, right),
+            FilterComparison::NotEqual => !equal(left, right),
+            FilterComparison::Less => order(left, right).is_some_and(Ordering::is_lt),
+            FilterComparison::LessOrEqual => order(left, right).is_some_and(Ordering::is_le),
+            FilterComparison::Greater => order(left, right).is_some_and(Ordering::is_gt),
+            FilterComparison::GreaterOrEqual => order(left, right).is_some_and(Ordering::is_ge),
         }
     }
 }
@@ -168,7 +168,7 @@ fn equal(left: &Json<'_>, right: &Json<'_>) -> bool {
     }
 }
 
-/// Integers exactly, because a float cannot tell large ones apart.
+/// Integers exactly, because a float cannot distinguish large ones.
 fn order_of_numbers(left: &str, right: &str) -> Option<Ordering> {
     match (left.parse::<i128>(), right.parse::<i128>()) {
         (Ok(left), Ok(right)) => Some(left.cmp(&right)),

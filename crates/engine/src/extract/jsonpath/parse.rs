@@ -1,4 +1,4 @@
-//! From text to steps. What is refused is refused here, with the place and how to write it instead.
+//! From text to steps. What is refused is refused here, with the position and how to write it instead.
 //!
 //! Conditions of filters are read in `parse/condition.rs`. Nesting is limited because both the reader and
 //! the evaluation of filters call themselves.
@@ -9,7 +9,7 @@ use std::mem;
 
 use super::{
     PathError,
-    steps::{MAX_STEPS, Pick, Select, Step, Steps},
+    steps::{ChildSelector, MAX_STEPS, PathStep, PathSteps, UnionMember},
 };
 
 const MAX_CHARS: usize = 4096;
@@ -22,7 +22,7 @@ const FIRST: &str = "a path starts with $ or a dot, such as $.spec.x";
 const QUOTE_KEY: &str = "quote a key with such a character, as in ['a key']";
 const UNION: &str = "a union lists only indices or only quoted keys, as in [0,2] or ['a','b']";
 
-pub(super) struct Parser {
+pub(super) struct PathParser {
     chars: Vec<char>,
     at: usize,
     /// Brackets and parentheses that are open.
@@ -39,8 +39,8 @@ struct Quoted {
     dot: Option<usize>,
 }
 
-impl Parser {
-    pub(super) fn path(text: &str) -> Result<Steps, PathError> {
+impl PathParser {
+    pub(super) fn path(text: &str) -> Result<PathSteps, PathError> {
         let chars: Vec<char> = text.chars().take(MAX_CHARS + 1).collect();
         let mut parser = Self { chars, at: 0, depth: 0, deep: false, deep_around: false };
         if parser.chars.len() > MAX_CHARS {
@@ -52,7 +52,7 @@ impl Parser {
         let rooted = parser.start(braced)?;
         let steps = if !rooted && parser.is_lone_dot() {
             parser.at += 1;
-            Steps::new(Vec::new())
+            PathSteps::new(Vec::new())
         } else {
             parser.steps()?
         };
@@ -65,14 +65,14 @@ impl Parser {
         if self.eat('$') || self.eat('@') {
             return Ok(true);
         }
-        let rest: String = self.chars.iter().skip(self.at).take_while(|c| c.is_alphanumeric()).collect();
+        let word: String = self.chars.iter().skip(self.at).take_while(|c| c.is_alphanumeric()).collect();
         match self.peek() {
             Some('.' | '[') => Ok(false),
-            _ if braced && matches!(&*rest, "range" | "end") => {
+            _ if braced && matches!(&*word, "range" | "end") => {
                 self.fail("range and end are not available: {.items[*].name} gives the whole list")
             }
             Some('(') => self.fail(FUNCTION),
-            _ if self.chars.get(self.at + rest.chars().count()) == Some(&'(') => self.fail(FUNCTION),
+            _ if self.chars.get(self.at + word.chars().count()) == Some(&'(') => self.fail(FUNCTION),
             _ if !braced && self.chars.contains(&'{') => self.fail(TEXT_AROUND),
             _ => self.fail(FIRST),
         }
@@ -113,14 +113,14 @@ impl Parser {
         }
     }
 
-    fn steps(&mut self) -> Result<Steps, PathError> {
+    fn steps(&mut self) -> Result<PathSteps, PathError> {
         let around = mem::replace(&mut self.deep, false);
         let mut steps = Vec::new();
         loop {
             let start = self.at;
             let step = match self.peek() {
                 Some('.') => self.dot()?,
-                Some('[') => Step { deep: false, select: self.bracket()? },
+                Some('[') => PathStep { deep: false, select: self.bracket()? },
                 _ => break,
             };
             if steps.len() == MAX_STEPS {
@@ -129,10 +129,10 @@ impl Parser {
             steps.push(step);
         }
         self.deep = around;
-        Ok(Steps::new(steps))
+        Ok(PathSteps::new(steps))
     }
 
-    fn dot(&mut self) -> Result<Step, PathError> {
+    fn dot(&mut self) -> Result<PathStep, PathError> {
         let start = self.at;
         self.at += 1;
         let deep = self.eat('.');
@@ -145,13 +145,13 @@ impl Parser {
             Some('[') => self.bracket()?,
             Some('*') => {
                 self.at += 1;
-                Select::Every
+                ChildSelector::Every
             }
             Some('.') => return self.fail("one dot too many: .. looks at any depth, as in ..name"),
             Some('\'' | '"') => return self.fail("a quoted key stands in brackets, as in ['a key']"),
-            _ => Select::Key(self.bare_key(deep)?),
+            _ => ChildSelector::Key(self.bare_key(deep)?),
         };
-        Ok(Step { deep, select })
+        Ok(PathStep { deep, select })
     }
 
     fn bare_key(&mut self, deep: bool) -> Result<String, PathError> {
@@ -171,17 +171,17 @@ impl Parser {
         }
     }
 
-    fn bracket(&mut self) -> Result<Select, PathError> {
+    fn bracket(&mut self) -> Result<ChildSelector, PathError> {
         self.open()?;
         self.spaces();
         let select = match self.peek() {
             Some('*') => {
                 self.at += 1;
-                Select::Every
+                ChildSelector::Every
             }
             Some('?') => self.filter()?,
             Some('\'' | '"') => self.names()?,
-            Some('-' | ':' | '0'..='9') => self.picks()?,
+            Some('-' | ':' | '0'..='9') => self.union_members()?,
             Some('(') => return self.fail("scripts are not available: [-1] is the last item"),
             _ => {
                 return self.fail(
@@ -201,7 +201,7 @@ impl Parser {
         Ok(select)
     }
 
-    fn names(&mut self) -> Result<Select, PathError> {
+    fn names(&mut self) -> Result<ChildSelector, PathError> {
         let mut names = Vec::new();
         let mut dot = None;
         loop {
@@ -220,15 +220,15 @@ impl Parser {
             Some(dot) => {
                 refuse(dot, "a name in a union is one key, not a path: write \\. for a dot in a key")
             }
-            None if names.len() == 1 => Ok(Select::Key(names.swap_remove(0))),
-            None => Ok(Select::Keys(names)),
+            None if names.len() == 1 => Ok(ChildSelector::Key(names.swap_remove(0))),
+            None => Ok(ChildSelector::Keys(names)),
         }
     }
 
-    fn picks(&mut self) -> Result<Select, PathError> {
-        let mut picks = Vec::new();
+    fn union_members(&mut self) -> Result<ChildSelector, PathError> {
+        let mut union_members = Vec::new();
         loop {
-            picks.push(self.pick()?);
+            union_members.push(self.union_member()?);
             if !self.comma() {
                 break;
             }
@@ -236,9 +236,9 @@ impl Parser {
                 return self.fail(UNION);
             }
         }
-        match picks.as_slice() {
-            [Pick::At(at)] => Ok(Select::Item(*at)),
-            _ => Ok(Select::Items(picks)),
+        match union_members.as_slice() {
+            [UnionMember::At(at)] => Ok(ChildSelector::Item(*at)),
+            _ => Ok(ChildSelector::Items(union_members)),
         }
     }
 
@@ -249,11 +249,11 @@ impl Parser {
         found
     }
 
-    fn pick(&mut self) -> Result<Pick, PathError> {
+    fn union_member(&mut self) -> Result<UnionMember, PathError> {
         let from = self.bound()?;
         if !self.eat(':') {
             return match from {
-                Some(at) => Ok(Pick::At(at)),
+                Some(at) => Ok(UnionMember::At(at)),
                 None => self.fail("this index is not a number"),
             };
         }
@@ -268,7 +268,7 @@ impl Parser {
                 step = usize::try_from(given).unwrap_or(usize::MAX);
             }
         }
-        Ok(Pick::Slice { from, to, step })
+        Ok(UnionMember::Slice { from, to, step })
     }
 
     fn bound(&mut self) -> Result<Option<i64>, PathError> {

@@ -43,8 +43,8 @@ const MIXED: &str = r#"{"want": 2, "v": [
   {"x": null}, {"x": [1, {"y": 1}]}, {"x": {"y": 1}}, {"y": 1}, 7, "s"
 ]}"#;
 
-/// Paths that name one place: the value, or nothing.
-const ONE: &[(&str, &str, Option<&str>)] = &[
+/// Paths that name one value: the value, or nothing.
+const DEFINITE_PATHS: &[(&str, &str, Option<&str>)] = &[
     ("{.spec.replicas}", DEPLOYMENT, Some("3")),
     (".spec.replicas", DEPLOYMENT, Some("3")),
     ("$.spec.replicas", DEPLOYMENT, Some("3")),
@@ -97,7 +97,7 @@ const ONE: &[(&str, &str, Option<&str>)] = &[
 ];
 
 /// Every other path: always a list.
-const MANY: &[(&str, &str, &str)] = &[
+const LIST_PATHS: &[(&str, &str, &str)] = &[
     // Wildcards.
     ("{.items[*].metadata.name}", LIST, r#"["127.0.0.1","127.0.0.2"]"#),
     ("{.items[*].status.addresses[*].address}", LIST, r#"["127.0.0.1","127.0.0.2","127.0.0.3"]"#),
@@ -252,43 +252,47 @@ fn parsed(path: &str) -> Path {
 /// One value as it is, none as nothing, many as a list.
 fn found(path: &Path, object: &Json<'_>) -> Option<String> {
     match path.find(object) {
-        Found::One(value) => value.map(written),
-        Found::Many(values) => Some(written(&Json::List(values.into_iter().cloned().collect()))),
+        PathMatches::One(value) => value.map(written),
+        PathMatches::Many(values) => Some(written(&Json::List(values.into_iter().cloned().collect()))),
     }
 }
 
 #[test]
 fn a_definite_path_yields_the_value_or_nothing() {
-    for (text, object, expected) in ONE {
+    for (text, object, expected) in DEFINITE_PATHS {
         let path = parsed(text);
         assert!(path.is_definite(), "{text}");
-        assert_eq!(found(&path, &read(object, &Projection::whole())).as_deref(), *expected, "{text}");
+        assert_eq!(found(&path, &read(object, &Projection::everything())).as_deref(), *expected, "{text}");
     }
 }
 
 #[test]
 fn every_other_path_yields_a_list_in_document_order() {
-    for (text, object, expected) in MANY {
+    for (text, object, expected) in LIST_PATHS {
         let path = parsed(text);
         assert!(!path.is_definite(), "{text}");
-        assert_eq!(found(&path, &read(object, &Projection::whole())).as_deref(), Some(*expected), "{text}");
+        assert_eq!(
+            found(&path, &read(object, &Projection::everything())).as_deref(),
+            Some(*expected),
+            "{text}"
+        );
     }
 }
 
 #[test]
-fn a_projection_reads_all_that_is_looked_at() {
-    let vectors = ONE.iter().map(|v| (v.0, v.1)).chain(MANY.iter().map(|v| (v.0, v.1)));
+fn a_projection_reads_everything_that_its_path_needs() {
+    let vectors = DEFINITE_PATHS.iter().map(|v| (v.0, v.1)).chain(LIST_PATHS.iter().map(|v| (v.0, v.1)));
     for (text, object) in vectors {
         let path = parsed(text);
         let mut projection = Projection::default();
         path.project(&mut projection);
-        let (whole, part) = (read(object, &Projection::whole()), read(object, &projection));
-        assert_eq!(found(&path, &part), found(&path, &whole), "{text}: {projection:?}");
+        let (everything, part) = (read(object, &Projection::everything()), read(object, &projection));
+        assert_eq!(found(&path, &part), found(&path, &everything), "{text}: {projection:?}");
     }
 }
 
 #[test]
-fn a_projection_reads_little_more() {
+fn a_projection_reads_little_more_than_its_path_needs() {
     for (text, object, expected) in [
         ("$.metadata.name", DEPLOYMENT, r#"{"metadata":{"name":"web"}}"#),
         ("$.map['b','c']", NUMBERS, r#"{"map":{"b":2}}"#),
@@ -319,7 +323,7 @@ fn a_projection_is_added_to_what_is_read_already() {
 }
 
 #[test]
-fn removal_takes_out_every_place() {
+fn removal_removes_every_value_that_the_path_names() {
     for (text, object, expected) in [
         ("$.a.b", r#"{"a":{"b":1,"c":2}}"#, r#"{"a":{"c":2}}"#),
         ("$.a.b", r#"{"a":[{"b":1}]}"#, r#"{"a":[{"b":1}]}"#),
@@ -339,21 +343,21 @@ fn removal_takes_out_every_place() {
         ("$.a[?(@.b == $.a[0].b)]", r#"{"a":[{"b":1},{"b":2},{"b":1}]}"#, r#"{"a":[{"b":2}]}"#),
         ("$", r#"{"a":1}"#, r#"{"a":1}"#),
     ] {
-        let mut value = read(object, &Projection::whole());
+        let mut value = read(object, &Projection::everything());
         parsed(text).remove(&mut value);
         assert_eq!(written(&value), expected, "{text}");
     }
 }
 
 #[test]
-fn many_ways_to_one_place_do_not_multiply_the_work() {
+fn many_ways_to_one_value_do_not_multiply_the_work() {
     let deep = format!("{}1{}", r#"{"a":["#.repeat(60), "]}".repeat(60));
-    let object = read(&deep, &Projection::whole());
+    let object = read(&deep, &Projection::everything());
     let wild = "..*".repeat(40);
     let outside = ["$", &wild, "[?(@.*.*[?(@.*.*)])]"].concat();
     let inside = ["$.a[?(@.a[?(@", &wild, ")])]"].concat();
     for text in [&format!("${wild}"), &outside, &inside] {
-        let Found::Many(values) = parsed(text).find(&object) else { unreachable!("{text}") };
+        let PathMatches::Many(values) = parsed(text).find(&object) else { unreachable!("{text}") };
         assert!(values.len() <= 120, "{text}");
     }
     let unions = format!("${}", "['a','b']".repeat(64));

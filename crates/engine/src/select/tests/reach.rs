@@ -11,12 +11,12 @@ fn reaching(target: &Value, ceilings: &Value) -> Selection {
         cluster_scoped_by_name: true,
     };
     let defaults = NamespaceDefaults::default();
-    Selection::of_target(&spec, &gvk("Deployment"), &bounds, &Policy::default(), &defaults).unwrap()
+    Selection::of_target(&spec, &gvk("Deployment"), &bounds, &ExtractPolicy::default(), &defaults).unwrap()
 }
 
-fn verdict_in(selection: &Selection, namespace: &str) -> Result<(), Rejected> {
+fn check_in(selection: &Selection, namespace: &str) -> Result<(), RejectingClause> {
     let object = object(json!({ "name": "x", "namespace": namespace }));
-    selection.verdict(&any_query(selection), &object, &namespaces())
+    selection.check(&any_query(selection), &object, &namespaces())
 }
 
 fn names(names: &[&str]) -> BTreeSet<Arc<str>> {
@@ -24,10 +24,10 @@ fn names(names: &[&str]) -> BTreeSet<Arc<str>> {
 }
 
 #[test]
-fn law_9_only_a_scope_that_names_a_namespace_adds_it() {
+fn only_a_scope_that_names_a_namespace_adds_it() {
     let all = json!({ "profileRef": "p" });
-    let beyond = Err(Rejected::BeyondReach);
-    let denied = Err(Rejected::NamespaceDenied);
+    let beyond = Err(RejectingClause::BeyondReach);
+    let denied = Err(RejectingClause::NamespaceDenied);
     for (scopes, expected) in [
         (json!([]), beyond),
         (json!([{}]), beyond),
@@ -48,42 +48,54 @@ fn law_9_only_a_scope_that_names_a_namespace_adds_it() {
         (json!([{ "allowedNamespaces": ["b"] }, {}]), Ok(())),
         (json!([{ "allowedNamespaces": ["b"] }, { "allowedNamespaces": ["in"] }]), denied),
     ] {
-        assert_eq!(verdict_in(&reaching(&all, &scopes), "b"), expected, "{scopes}");
+        assert_eq!(check_in(&reaching(&all, &scopes), "b"), expected, "{scopes}");
     }
-    assert_eq!(verdict_in(&reaching(&all, &json!([])), "a"), Ok(()), "its own");
+    assert_eq!(check_in(&reaching(&all, &json!([])), "a"), Ok(()), "its own");
     let bounded = reaching(&all, &json!([{ "allowedNamespaces": ["b"] }]));
-    assert_eq!(verdict_in(&bounded, "a"), denied, "a list without its own namespace leaves it out");
+    assert_eq!(check_in(&bounded, "a"), denied, "a list without its own namespace leaves it out");
 }
 
 #[test]
-fn law_9_cluster_scoped_kinds_need_an_entry() {
+fn cluster_scoped_kinds_need_an_entry_in_a_scope() {
     let node = json!({ "name": "n" });
     let entry = json!([gvk("Deployment")]);
     for (target, scopes, expected) in [
-        (json!({ "profileRef": "p" }), json!([]), Err(Rejected::BeyondReach)),
-        (json!({ "profileRef": "p" }), json!([{ "allowedNamespaces": ["*"] }]), Err(Rejected::BeyondReach)),
+        (json!({ "profileRef": "p" }), json!([]), Err(RejectingClause::BeyondReach)),
+        (
+            json!({ "profileRef": "p" }),
+            json!([{ "allowedNamespaces": ["*"] }]),
+            Err(RejectingClause::BeyondReach),
+        ),
         (json!({ "profileRef": "p" }), json!([{ "allowedGVKs": entry }]), Ok(())),
         (json!({ "profileRef": "p" }), json!([{ "allowedGVKs": entry, "allowedNamespaces": ["b"] }]), Ok(())),
-        (json!({ "profileRef": "p" }), json!([{ "allowedNamespaces": ["b"] }]), Err(Rejected::ClusterScoped)),
+        (
+            json!({ "profileRef": "p" }),
+            json!([{ "allowedNamespaces": ["b"] }]),
+            Err(RejectingClause::ClusterScoped),
+        ),
         (
             json!({ "profileRef": "p", "includedNamespaces": ["a"] }),
             json!([{ "allowedGVKs": entry }]),
-            Err(Rejected::ClusterScoped),
+            Err(RejectingClause::ClusterScoped),
         ),
     ] {
         let selection = reaching(&target, &scopes);
-        let verdict = selection.verdict(&any_query(&selection), &object(node.clone()), &namespaces());
-        assert_eq!(verdict, expected, "{target} {scopes}");
+        let result = selection.check(&any_query(&selection), &object(node.clone()), &namespaces());
+        assert_eq!(result, expected, "{target} {scopes}");
         let beyond = selection.beyond(&gvk("Deployment"), false, &namespaces());
-        assert_eq!(beyond == Some(Beyond::Kind), expected == Err(Rejected::BeyondReach), "{scopes}");
+        assert_eq!(
+            beyond == Some(BeyondReach::Kind),
+            expected == Err(RejectingClause::BeyondReach),
+            "{scopes}"
+        );
     }
 }
 
 #[test]
-fn rows_stay_where_the_target_asks_and_does_not_reach() {
+fn rows_stay_in_namespaces_that_are_selected_and_beyond_the_reach() {
     let kind = gvk("Deployment");
     let beyond = |target: Value, scopes: Value| reaching(&target, &scopes).beyond(&kind, true, &namespaces());
-    let others = |own: &[&str]| Some(Beyond::OtherNamespaces(names(own)));
+    let others = |own: &[&str]| Some(BeyondReach::OtherNamespaces(names(own)));
     assert_eq!(beyond(json!({ "profileRef": "p" }), json!([])), others(&["a"]));
     assert_eq!(
         beyond(
@@ -91,22 +103,22 @@ fn rows_stay_where_the_target_asks_and_does_not_reach() {
             json!([{ "deniedNamespaces": ["in"] }])
         ),
         others(&["a", "b", "in"]),
-        "what the spec or a scope leaves out is gone"
+        "what the spec or a scope leaves out is removed"
     );
     let included = json!({ "profileRef": "p", "includedNamespaces": ["a", "b"] });
-    assert_eq!(beyond(included.clone(), json!([])), Some(Beyond::Namespaces(names(&["b"]))));
+    assert_eq!(beyond(included.clone(), json!([])), Some(BeyondReach::Namespaces(names(&["b"]))));
     assert_eq!(beyond(included, json!([{ "allowedNamespaces": ["*"] }])), None);
     assert_eq!(beyond(json!({ "profileRef": "p", "includedNamespaces": ["a"] }), json!([])), None);
     let labels = json!({ "profileRef": "p", "namespaceSelector": { "matchLabels": { "team": "b" } } });
-    assert_eq!(beyond(labels, json!([])), Some(Beyond::Namespaces(names(&["b"]))));
+    assert_eq!(beyond(labels, json!([])), Some(BeyondReach::Namespaces(names(&["b"]))));
 }
 
 #[test]
-fn a_target_without_a_selection_asks_for_its_reach() {
+fn a_target_without_a_namespace_selection_requests_its_reach() {
     let selected = |target: Value, scopes: Value| {
-        let SelectedNamespaces { asked, allowed, beyond } =
+        let SelectedNamespaces { requested, allowed, beyond } =
             reaching(&target, &scopes).namespaces(&namespaces());
-        [asked, allowed, beyond]
+        [requested, allowed, beyond]
             .map(|names| names.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "))
     };
     assert_eq!(selected(json!({ "profileRef": "p" }), json!([])), ["a", "a", ""]);
@@ -117,20 +129,20 @@ fn a_target_without_a_selection_asks_for_its_reach() {
 }
 
 #[test]
-fn law_5_a_name_that_is_not_known_yet_decides_nothing() {
+fn a_namespace_that_is_not_known_yet_leaves_its_target_undecided() {
     let named = reaching(&json!({ "profileRef": "p", "includedNamespaces": ["a"] }), &json!([]));
     let own = reaching(&json!({ "profileRef": "p" }), &json!([]));
     for selection in [&named, &own] {
-        let member = Member { number: 1, selection, metadata_only: false };
-        let asked = |known: &Namespaces, within: Option<&BTreeSet<Arc<str>>>| {
+        let member = QueryTarget { number: 1, selection, metadata_only: false };
+        let counts = |known: &Namespaces, within: Option<&BTreeSet<Arc<str>>>| {
             let queries = queries(&gvk("Deployment"), true, &[member], known, within, &BTreeSet::new());
             (queries.wanted.len(), queries.undecided.len())
         };
-        assert_eq!(asked(&Namespaces::default(), None), (0, 1), "nothing has been published");
-        assert_eq!(asked(&Namespaces::default(), Some(&names(&["a", "b"]))), (0, 1));
-        assert_eq!(asked(&Namespaces { complete: false, ..namespaces() }, None), (1, 0));
+        assert_eq!(counts(&Namespaces::default(), None), (0, 1), "nothing has been published");
+        assert_eq!(counts(&Namespaces::default(), Some(&names(&["a", "b"]))), (0, 1));
+        assert_eq!(counts(&Namespaces { complete: false, ..namespaces() }, None), (1, 0));
         assert_eq!(
-            asked(&Namespaces { complete: true, ..Namespaces::default() }, None),
+            counts(&Namespaces { complete: true, ..Namespaces::default() }, None),
             (0, 0),
             "it is gone"
         );
@@ -140,15 +152,15 @@ fn law_5_a_name_that_is_not_known_yet_decides_nothing() {
 #[test]
 fn queries_stay_within_reach() {
     let selection = reaching(&json!({ "profileRef": "p" }), &json!([]));
-    let member = Member { number: 1, selection: &selection, metadata_only: false };
-    let asked = |known: &Namespaces| {
+    let member = QueryTarget { number: 1, selection: &selection, metadata_only: false };
+    let queried = |known: &Namespaces| {
         let queries = queries(&gvk("Deployment"), true, &[member], known, None, &BTreeSet::new());
         assert!(queries.undecided.is_empty());
         queries.wanted.into_keys().map(|query| query.namespace).collect::<Vec<_>>()
     };
-    assert_eq!(asked(&namespaces()), [Some(Arc::from("a"))]);
+    assert_eq!(queried(&namespaces()), [Some(Arc::from("a"))]);
     let unlisted = Namespaces { complete: false, ..namespaces() };
-    assert_eq!(asked(&unlisted), [Some(Arc::from("a"))], "its own namespace needs no list of namespaces");
+    assert_eq!(queried(&unlisted), [Some(Arc::from("a"))], "its own namespace needs no list of namespaces");
     let cluster_scoped = queries(&gvk("Deployment"), false, &[member], &namespaces(), None, &BTreeSet::new());
     assert!(cluster_scoped.wanted.is_empty());
 }

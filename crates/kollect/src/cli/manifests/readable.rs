@@ -1,6 +1,6 @@
 //! What can still be read of an object that breaks its schema.
 //!
-//! The rest of such an object is checked too, so that expressions that do not compile and references that
+//! The other fields of such an object are checked too, so that expressions that do not compile and references that
 //! lead nowhere are reported in the same run as the schema's problems.
 
 use serde_json::Value;
@@ -14,7 +14,7 @@ pub(super) fn attempts(object: &Value, wrong: &[String]) -> [Value; 3] {
         if let Some(value @ (Value::Number(_) | Value::Bool(_))) = texts.pointer_mut(&pointer) {
             *value = value.to_string().into();
         }
-        // An element of a list stays: the places of those behind it are in messages.
+        // An element of a list stays: the indexes of those behind it are in messages.
         if let Some((parent, name)) = pointer.rsplit_once('/')
             && let Some(parent) = without.pointer_mut(parent).and_then(Value::as_object_mut)
         {
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wrong_fields_become_texts_or_go() {
+    fn wrong_fields_become_texts_or_are_removed() {
         let object = json!({ "spec": { "list": [{ "a": 1, "b": [2] }, 3], "c": { "d": true } } });
         let wrong = ["spec.list[0].a", "spec.list[0].b", "spec.list[1]", "spec.c.d", "spec.none.e"];
         let [first, texts, without] = attempts(&object, &wrong.map(ToOwned::to_owned));

@@ -7,11 +7,11 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use kollect_model::SpecError;
 use serde_json::Value;
 
-use crate::resolve::{Contents, check_secret_type};
+use crate::resolve::{SecretContents, check_secret_type};
 
 /// What a Secret holds, or everything that is wrong with it.
-pub(super) fn contents(secret: &Value) -> Result<Contents, Vec<SpecError>> {
-    let mut contents = Contents::new();
+pub(super) fn contents(secret: &Value) -> Result<SecretContents, Vec<SpecError>> {
+    let mut contents = SecretContents::new();
     let mut errors = Vec::new();
     let type_ = secret["type"].as_str();
     if let Err(problem) = check_secret_type(type_) {
@@ -23,7 +23,7 @@ pub(super) fn contents(secret: &Value) -> Result<Contents, Vec<SpecError>> {
         let field = format!("{part}.{key}");
         let read = match value.as_str() {
             None => Err("must be a text".to_owned()),
-            Some(text) if part == "stringData" => filled(text).map(String::into_bytes),
+            Some(text) if part == "stringData" => expand(text).map(String::into_bytes),
             Some(text) => BASE64_STANDARD
                 .decode(text.trim())
                 .map_err(|_| "must be base64; write plain text under stringData".to_owned()),
@@ -37,11 +37,11 @@ pub(super) fn contents(secret: &Value) -> Result<Contents, Vec<SpecError>> {
 }
 
 /// The text with `${env:NAME}` and `${file:PATH}` replaced by what they name.
-fn filled(text: &str) -> Result<String, String> {
-    let mut filled = String::new();
+fn expand(text: &str) -> Result<String, String> {
+    let mut expanded = String::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once("${") {
-        filled.push_str(before);
+        expanded.push_str(before);
         let Some((name, tail)) = after.split_once('}') else {
             return Err("has ${ without }".into());
         };
@@ -55,11 +55,11 @@ fn filled(text: &str) -> Result<String, String> {
                 .to_owned(),
             _ => return Err("knows ${env:NAME} and ${file:PATH} only".into()),
         };
-        filled.push_str(&value);
+        expanded.push_str(&value);
         rest = tail;
     }
-    filled.push_str(rest);
-    Ok(filled)
+    expanded.push_str(rest);
+    Ok(expanded)
 }
 
 #[cfg(test)]
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_come_from_where_the_manifest_says() {
+    fn placeholders_are_replaced_from_the_environment_and_from_files() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("password");
         fs::write(&file, "hunter2\n").unwrap();
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_and_no_value_is() {
+    fn errors_name_what_is_missing_and_show_no_value() {
         let secret = json!({
             "data": { "a": "hunter2!" },
             "stringData": { "b": "hunter2 ${env:KOLLECT_NO_SUCH_VARIABLE}", "c": "hunter2 ${x}", "d": "${env:", "e": 1 },

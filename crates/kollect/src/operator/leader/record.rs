@@ -14,30 +14,30 @@ use tokio::time::Instant;
 /// The times in it come from other clocks and are never compared with the local clock: a holder counts as alive for its
 /// lease duration after each change that this process saw.
 #[derive(Debug)]
-pub(super) struct Observation {
+pub(super) struct ObservedLease {
     pub(super) lease: Lease,
     since: Instant,
 }
 
-impl Observation {
+impl ObservedLease {
     /// Stores the lease. A changed spec shows that the holder is alive; changed labels do not.
-    pub(super) fn note(seen: &mut Option<Self>, lease: Lease, now: Instant) {
-        let since = match seen.take() {
+    pub(super) fn record(observed: &mut Option<Self>, lease: Lease, now: Instant) {
+        let since = match observed.take() {
             Some(before) if before.lease.spec == lease.spec => before.since,
             _ => now,
         };
-        *seen = Some(Self { lease, since });
+        *observed = Some(Self { lease, since });
     }
 
     pub(super) fn holder(&self) -> Option<&str> {
         holder(&self.lease)
     }
 
-    /// When other candidates may take the lease. `usual` applies to a lease without a duration.
-    pub(super) fn expires(&self, usual: Duration) -> Instant {
+    /// When other candidates may take the lease. `default_duration` applies to a lease without a duration.
+    pub(super) fn expires(&self, default_duration: Duration) -> Instant {
         let seconds = self.lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
         let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok()).filter(|seconds| *seconds > 0);
-        self.since + seconds.map_or(usual, Duration::from_secs)
+        self.since + seconds.map_or(default_duration, Duration::from_secs)
     }
 }
 
@@ -48,7 +48,7 @@ pub(super) fn holder(lease: &Lease) -> Option<&str> {
 
 /// The lease with `identity` as its holder: renewed if it is the holder already, else acquired. Labels stay, and the
 /// resource version, which detects other writers.
-pub(super) fn claimed(before: Lease, identity: &str, duration: Duration, now: Timestamp) -> Lease {
+pub(super) fn held_by(before: Lease, identity: &str, duration: Duration, now: Timestamp) -> Lease {
     let renews = holder(&before) == Some(identity);
     let is_new = before.metadata.resource_version.is_none();
     let spec = before.spec.unwrap_or_default();
@@ -98,7 +98,7 @@ mod tests {
         let start: Timestamp = "2026-01-02T03:04:05Z".parse().unwrap();
         let later: Timestamp = "2026-01-02T03:04:06.123456789Z".parse().unwrap();
         let spec = |lease: &Lease| serde_json::to_value(lease).unwrap()["spec"].clone();
-        let first = claimed(Lease::default(), "a", Duration::from_millis(4500), start);
+        let first = held_by(Lease::default(), "a", Duration::from_millis(4500), start);
         let expected = json!({
             "holderIdentity": "a", "leaseDurationSeconds": 5, "leaseTransitions": 0,
             "acquireTime": "2026-01-02T03:04:05.000000Z", "renewTime": "2026-01-02T03:04:05.000000Z",
@@ -108,7 +108,7 @@ mod tests {
         let mut stored = first;
         stored.metadata.resource_version = Some("7".into());
         stored.metadata.labels = Some([("team".to_owned(), "x".to_owned())].into());
-        let renewed = claimed(stored, "a", Duration::from_mins(1), later);
+        let renewed = held_by(stored, "a", Duration::from_mins(1), later);
         assert_eq!(renewed.metadata.resource_version.as_deref(), Some("7"));
         assert!(renewed.metadata.labels.is_some());
         let expected = json!({
@@ -117,7 +117,7 @@ mod tests {
         });
         assert_eq!(spec(&renewed), expected);
 
-        let taken = claimed(renewed.clone(), "b", Duration::from_mins(1), later);
+        let taken = held_by(renewed.clone(), "b", Duration::from_mins(1), later);
         assert_eq!(spec(&taken)["leaseTransitions"], 1);
         assert_eq!(spec(&taken)["acquireTime"], "2026-01-02T03:04:06.123456Z");
 
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn only_changes_of_the_record_are_signs_of_life() {
+    fn only_a_changed_record_extends_the_lease_of_another_holder() {
         let start = Instant::now();
         let seconds = Duration::from_secs;
         let with = |renew: &str, label: &str| {
@@ -141,15 +141,19 @@ mod tests {
                 "spec": { "holderIdentity": "x", "leaseDurationSeconds": 9, "renewTime": renew },
             }))
         };
-        let mut seen = None;
-        Observation::note(&mut seen, with("2090-01-01T00:00:00Z", "1"), start);
-        assert_eq!(seen.as_ref().unwrap().expires(seconds(60)), start + seconds(9), "not by their clock");
-        Observation::note(&mut seen, with("2090-01-01T00:00:00Z", "2"), start + seconds(5));
-        assert_eq!(seen.as_ref().unwrap().expires(seconds(60)), start + seconds(9), "a label says nothing");
-        Observation::note(&mut seen, with("1990-01-01T00:00:00Z", "3"), start + seconds(6));
-        assert_eq!(seen.as_ref().unwrap().expires(seconds(60)), start + seconds(15));
-        let silent = parsed(&json!({ "metadata": {}, "spec": { "holderIdentity": "x" } }));
-        Observation::note(&mut seen, silent, start);
-        assert_eq!(seen.as_ref().unwrap().expires(seconds(60)), start + seconds(60));
+        let mut observed = None;
+        ObservedLease::record(&mut observed, with("2090-01-01T00:00:00Z", "1"), start);
+        assert_eq!(observed.as_ref().unwrap().expires(seconds(60)), start + seconds(9), "not by their clock");
+        ObservedLease::record(&mut observed, with("2090-01-01T00:00:00Z", "2"), start + seconds(5));
+        assert_eq!(
+            observed.as_ref().unwrap().expires(seconds(60)),
+            start + seconds(9),
+            "a label does not count"
+        );
+        ObservedLease::record(&mut observed, with("1990-01-01T00:00:00Z", "3"), start + seconds(6));
+        assert_eq!(observed.as_ref().unwrap().expires(seconds(60)), start + seconds(15));
+        let without_duration = parsed(&json!({ "metadata": {}, "spec": { "holderIdentity": "x" } }));
+        ObservedLease::record(&mut observed, without_duration, start);
+        assert_eq!(observed.as_ref().unwrap().expires(seconds(60)), start + seconds(60));
     }
 }

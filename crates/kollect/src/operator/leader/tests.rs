@@ -5,43 +5,44 @@ mod candidate;
 use std::{process::Command, time::Duration};
 
 use candidate::{Candidate, Term};
-use kollect_testbed::{ControlPlane, Programs, Proxy, Rule, Scratch, Server, Stop};
+use kollect_testbed::{ControlPlane, Grant, Programs, Proxy, Scratch, Server, Stop};
 use serde_json::{Value, json};
 use tokio::{
     sync::watch,
     time::{self, Instant},
 };
 
-use super::{LEASE, Leader, Leadership, Timings, ended, gained, identity};
+use super::{LEASE, Leader, Leadership, LeaseTimings, identity, wait_for_end, wait_for_term};
 
 /// Long enough for a machine that is busy with something else.
-const LIMIT: Duration = Duration::from_secs(40);
+const WAIT_LIMIT: Duration = Duration::from_secs(40);
 
-const QUICK: Timings = Timings {
+const QUICK: LeaseTimings = LeaseTimings {
     lease: Duration::from_secs(8),
     renew_deadline: Duration::from_secs(6),
     retry: Duration::from_millis(300),
 };
 
-/// For tests that wait for whole leases.
-const BRIEF: Timings = Timings {
+/// For tests that wait until leases expire.
+const BRIEF: LeaseTimings = LeaseTimings {
     lease: Duration::from_secs(4),
     renew_deadline: Duration::from_secs(3),
     retry: Duration::from_millis(300),
 };
 
 /// Neither a retry nor an expiry happens while a test runs.
-const SLOW: Timings = Timings {
+const SLOW: LeaseTimings = LeaseTimings {
     lease: Duration::from_mins(10),
     renew_deadline: Duration::from_mins(5),
     retry: Duration::from_mins(2),
 };
 
-fn never_two(one: &Candidate, other: &Candidate) {
-    for a in one.terms() {
-        for b in other.terms() {
-            let apart = a.until.is_some_and(|end| end <= b.from) || b.until.is_some_and(|end| end <= a.from);
-            assert!(apart, "{a:?} overlaps {b:?}");
+fn assert_never_both_lead(one: &Candidate, other: &Candidate) {
+    for term in one.terms() {
+        for other_term in other.terms() {
+            let apart = term.until.is_some_and(|end| end <= other_term.from)
+                || other_term.until.is_some_and(|end| end <= term.from);
+            assert!(apart, "{term:?} overlaps {other_term:?}");
         }
     }
 }
@@ -61,15 +62,17 @@ fn write_lease(plane: &ControlPlane, namespace: &str, spec: &Value) {
 
 #[test]
 fn timings_that_allow_two_leaders_are_refused_with_the_flags() {
-    let message = |timings: Timings| timings.check().unwrap_err().to_string();
-    Timings::default().check().unwrap();
+    let message = |timings: LeaseTimings| timings.check().unwrap_err().to_string();
+    LeaseTimings::default().check().unwrap();
     let second = Duration::from_secs(1);
-    let late = message(Timings { lease: 4 * second, renew_deadline: 4 * second, retry: second });
-    assert!(late.contains("--leader-elect-renew-deadline (4s)"), "{late}");
-    assert!(late.contains("--leader-elect-lease-duration (4s)"), "{late}");
-    let lazy = message(Timings { lease: 4 * second, renew_deadline: 2 * second, retry: 3 * second });
-    assert!(lazy.contains("--leader-elect-retry-period (3s)"), "{lazy}");
-    assert!(message(Timings { retry: Duration::ZERO, ..QUICK }).contains("--leader-elect-retry-period"));
+    let deadline_error =
+        message(LeaseTimings { lease: 4 * second, renew_deadline: 4 * second, retry: second });
+    assert!(deadline_error.contains("--leader-elect-renew-deadline (4s)"), "{deadline_error}");
+    assert!(deadline_error.contains("--leader-elect-lease-duration (4s)"), "{deadline_error}");
+    let retry_error =
+        message(LeaseTimings { lease: 4 * second, renew_deadline: 2 * second, retry: 3 * second });
+    assert!(retry_error.contains("--leader-elect-retry-period (3s)"), "{retry_error}");
+    assert!(message(LeaseTimings { retry: Duration::ZERO, ..QUICK }).contains("--leader-elect-retry-period"));
 }
 
 #[tokio::test]
@@ -77,8 +80,8 @@ async fn a_term_ends_at_its_deadline_even_if_the_candidate_is_stuck() {
     let until = Instant::now() + Duration::from_millis(100);
     let (_stuck, mut leadership) =
         watch::channel(Leadership::Leading { term: 3, until: Some(until), problem: None });
-    assert_eq!(gained(&mut leadership).await, Some(3));
-    time::timeout(LIMIT, ended(&mut leadership, 3)).await.unwrap();
+    assert_eq!(wait_for_term(&mut leadership).await, Some(3));
+    time::timeout(WAIT_LIMIT, wait_for_end(&mut leadership, 3)).await.unwrap();
     assert!(Instant::now() >= until);
     assert_eq!(leadership.borrow().term(), None);
 }
@@ -87,10 +90,10 @@ async fn a_term_ends_at_its_deadline_even_if_the_candidate_is_stuck() {
 async fn the_only_candidate_leads_until_it_is_released() {
     let handle = Leader::alone();
     let mut leadership = handle.watch();
-    assert_eq!(gained(&mut leadership).await, Some(1));
+    assert_eq!(wait_for_term(&mut leadership).await, Some(1));
     handle.release().await;
-    time::timeout(LIMIT, ended(&mut leadership, 1)).await.unwrap();
-    assert_eq!(gained(&mut leadership).await, None);
+    time::timeout(WAIT_LIMIT, wait_for_end(&mut leadership, 1)).await.unwrap();
+    assert_eq!(wait_for_term(&mut leadership).await, None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -151,7 +154,7 @@ async fn a_restarted_container_takes_its_lease_back_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_many_one_leads_however_often_it_leaves() {
+async fn one_of_many_candidates_leads_after_each_release() {
     let plane = ControlPlane::shared();
     let namespace = plane.namespace("many").unwrap();
     let mut candidates = Vec::new();
@@ -161,7 +164,7 @@ async fn of_many_one_leads_however_often_it_leaves() {
     }
     let mut terms: Vec<Term> = Vec::new();
     while !candidates.is_empty() {
-        let deadline = Instant::now() + LIMIT;
+        let deadline = Instant::now() + WAIT_LIMIT;
         let leads = loop {
             if let Some(leads) = candidates.iter().position(Candidate::leads) {
                 break leads;
@@ -171,7 +174,7 @@ async fn of_many_one_leads_however_often_it_leaves() {
         };
         candidates[leads].until_leads().await;
         for (one, other) in candidates.iter().zip(candidates.iter().skip(1)) {
-            never_two(one, other);
+            assert_never_both_lead(one, other);
         }
         terms.extend(candidates.swap_remove(leads).leave().await);
     }
@@ -199,7 +202,7 @@ fn start_client_go(plane: &ControlPlane, namespace: &str, scratch: &Scratch) -> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn replicas_that_use_client_go_take_turns_with_us() {
+async fn the_lease_passes_between_this_program_and_client_go() {
     let plane = ControlPlane::shared();
     let namespace = plane.namespace("interop").unwrap();
     let scratch = Scratch::new().unwrap();
@@ -212,7 +215,7 @@ async fn replicas_that_use_client_go_take_turns_with_us() {
         let text = std::fs::read_to_string(&log).unwrap_or_default();
         text.contains("Attempting to acquire leader lease")
     };
-    theirs.wait_until(LIMIT, competes).unwrap();
+    theirs.wait_until(WAIT_LIMIT, competes).unwrap();
     // Longer than the lease: client-go sees the renewals.
     let deadline = Instant::now() + BRIEF.lease + Duration::from_secs(1);
     while Instant::now() < deadline {
@@ -221,17 +224,17 @@ async fn replicas_that_use_client_go_take_turns_with_us() {
     assert_eq!(ours.terms().len(), 1);
 
     ours.leave().await;
-    theirs.wait_until(LIMIT, || !holder().is_empty()).unwrap();
+    theirs.wait_until(WAIT_LIMIT, || !holder().is_empty()).unwrap();
     let their_name = holder();
     assert!(!their_name.starts_with("ours_"), "{their_name}");
-    let heir = Candidate::start(plane.kubeconfig(), &namespace, "heir", BRIEF).await;
-    heir.until("seeing them lead", |now| *now == standby(&their_name)).await;
+    let successor = Candidate::start(plane.kubeconfig(), &namespace, "heir", BRIEF).await;
+    successor.until("seeing them lead", |now| *now == standby(&their_name)).await;
     let deadline = Instant::now() + BRIEF.lease + Duration::from_secs(1);
     while Instant::now() < deadline {
         assert_eq!(holder(), their_name, "we see that they renew");
     }
     drop(theirs);
-    heir.until_leads().await;
+    successor.until_leads().await;
     assert_eq!(lease(plane, &namespace)["leaseTransitions"], 2);
 }
 
@@ -252,7 +255,7 @@ async fn a_frozen_leader_stops_before_the_next_one_starts_and_can_lead_again() {
     let waited = stalled.elapsed();
     assert!(waited <= QUICK.renew_deadline + Duration::from_secs(1), "stopped after {waited:?}");
     other.until_leads().await;
-    never_two(&frozen, &other);
+    assert_never_both_lead(&frozen, &other);
     let waited = other.terms()[0].from - stalled;
     assert!(waited <= QUICK.lease + QUICK.retry + Duration::from_secs(2), "took over after {waited:?}");
 
@@ -273,7 +276,7 @@ async fn a_frozen_leader_stops_before_the_next_one_starts_and_can_lead_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_holder_with_a_wild_clock_is_honoured_while_it_renews() {
+async fn a_holder_with_a_wrong_clock_keeps_the_lease_while_it_renews() {
     let plane = ControlPlane::shared();
     let namespace = plane.namespace("clock").unwrap();
     let record = |renew: &str| {
@@ -308,14 +311,14 @@ fn standby(holder: &str) -> Leadership {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn foreign_labels_cost_no_term_and_a_taken_lease_ends_it() {
+async fn a_changed_label_does_not_end_a_term_and_another_holder_does() {
     let plane = ControlPlane::shared();
     let namespace = plane.namespace("edited").unwrap();
     let candidate = Candidate::start(plane.kubeconfig(), &namespace, "a", QUICK).await;
     candidate.until_leads().await;
     let renewed = lease(plane, &namespace)["renewTime"].clone();
     plane.kubectl(&["label", "lease", LEASE, "-n", &namespace, "seen=yes"]).unwrap();
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + WAIT_LIMIT;
     while lease(plane, &namespace)["renewTime"] == renewed {
         assert!(Instant::now() < deadline, "it never renewed again");
     }
@@ -347,8 +350,8 @@ async fn a_restarted_api_server_ends_a_term_and_not_the_candidate() {
     assert_eq!(candidate.terms().last().unwrap().number, 2);
 
     plane.stop_api_server();
-    let released = time::timeout(LIMIT, candidate.leave()).await;
-    assert!(released.is_ok(), "leaving ends although the API server is gone");
+    let released = time::timeout(WAIT_LIMIT, candidate.leave()).await;
+    assert!(released.is_ok(), "leaving ends although the API server does not answer");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -356,7 +359,7 @@ async fn rights_on_leases_suffice_and_missing_ones_are_reported() {
     let plane = ControlPlane::shared();
     let namespace = plane.namespace("rights").unwrap();
     let verbs = ["get", "create", "update"];
-    let rule = |namespace: &str| Rule::in_namespace(namespace, "coordination.k8s.io", &["leases"], &verbs);
+    let rule = |namespace: &str| Grant::in_namespace(namespace, "coordination.k8s.io", &["leases"], &verbs);
     let user = plane.user(&namespace, "nobody", &[]).unwrap();
     let candidate = Candidate::start(&user, &namespace, "a", QUICK).await;
     candidate.until_problem("grant get, create, update").await;
@@ -364,8 +367,8 @@ async fn rights_on_leases_suffice_and_missing_ones_are_reported() {
     candidate.until_leads().await;
 
     let missing = format!("{namespace}-later");
-    let lost = Candidate::start(plane.kubeconfig(), &missing, "a", QUICK).await;
-    lost.until_problem(&format!("namespaces \"{missing}\" not found")).await;
+    let without_namespace = Candidate::start(plane.kubeconfig(), &missing, "a", QUICK).await;
+    without_namespace.until_problem(&format!("namespaces \"{missing}\" not found")).await;
     plane.kubectl(&["create", "namespace", &missing]).unwrap();
-    lost.until_leads().await;
+    without_namespace.until_leads().await;
 }

@@ -19,7 +19,7 @@ use prometheus_client::{
 use tokio::time::Instant;
 
 use super::{
-    domain::{self, KindSeries},
+    profile_series::{self, KindSeries},
     view::MetricsView,
 };
 
@@ -32,7 +32,7 @@ struct SeriesName {
 
 /// The input of a sample; equal input gives an equal sample.
 #[derive(Clone, Default, PartialEq)]
-struct Basis {
+struct SampleInput {
     targets: Vec<TargetId>,
     kinds: Vec<Gvk>,
     metrics: Vec<ProfileMetric>,
@@ -40,8 +40,8 @@ struct Basis {
 }
 
 struct Sample {
-    basis: Basis,
-    at: Instant,
+    input: SampleInput,
+    taken: Instant,
     kinds: Arc<BTreeMap<Gvk, KindSeries>>,
 }
 
@@ -75,26 +75,27 @@ impl Samples {
     /// a target is running. Returns whether all samples are up to date.
     pub(super) fn refresh(&self, view: &MetricsView, rows: &StoreReader, interval: Duration) -> bool {
         let mut is_done = true;
-        let mut profiles: BTreeMap<&str, Basis> = BTreeMap::new();
+        let mut profiles: BTreeMap<&str, SampleInput> = BTreeMap::new();
         for target in &view.targets {
-            let basis = profiles.entry(&target.profile).or_default();
-            basis.targets.push(target.id.clone());
-            basis.kinds.extend(target.kinds.iter().cloned());
-            basis.metrics.clone_from(&target.metrics);
+            let input = profiles.entry(&target.profile).or_default();
+            input.targets.push(target.id.clone());
+            input.kinds.extend(target.kinds.iter().cloned());
+            input.metrics.clone_from(&target.metrics);
         }
         self.forget(|profile| !profiles.contains_key(profile));
-        for (profile, mut basis) in profiles {
-            basis.kinds.sort();
-            basis.kinds.dedup();
+        for (profile, mut input) in profiles {
+            input.kinds.sort();
+            input.kinds.dedup();
             // Changes of rows from here on are in the next sample at the latest.
-            basis.revision = rows.revision(&basis.targets);
+            input.revision = rows.revision(&input.targets);
             let now = Instant::now();
-            let known = self.lock().get(profile).map(|sample| (sample.basis == basis, sample.at + interval));
+            let known =
+                self.lock().get(profile).map(|sample| (sample.input == input, sample.taken + interval));
             if known.is_some_and(|(is_same, _)| is_same) {
                 continue;
             }
             let pending = || {
-                rows.visibilities(&basis.targets)
+                rows.visibilities(&input.targets)
                     .values()
                     .any(|visibility| *visibility == Visibility::Pending)
             };
@@ -102,21 +103,21 @@ impl Samples {
                 is_done = false;
                 continue;
             }
-            let held: Vec<_> = basis.targets.iter().flat_map(|target| rows.rows(target)).collect();
-            let kinds = domain::sum(&basis.metrics, &basis.kinds, &held);
+            let all_rows: Vec<_> = input.targets.iter().flat_map(|target| rows.rows(target)).collect();
+            let kinds = profile_series::sum(&input.metrics, &input.kinds, &all_rows);
             for (name, dropped) in labeled(profile, &kinds) {
                 self.capped.get_or_create(&name).inc_by(dropped);
             }
-            let sample = Sample { basis, at: now, kinds: Arc::new(kinds) };
+            let sample = Sample { input, taken: now, kinds: Arc::new(kinds) };
             let replaced = self.lock().insert(profile.to_owned(), sample);
             self.forget_counts(profile, replaced);
         }
         is_done
     }
 
-    fn forget(&self, gone: impl Fn(&str) -> bool) {
-        let gone: Vec<_> = self.lock().extract_if(.., |profile, _| gone(profile)).collect();
-        gone.into_iter().for_each(|(profile, sample)| self.forget_counts(&profile, Some(sample)));
+    fn forget(&self, is_removed: impl Fn(&str) -> bool) {
+        let removed: Vec<_> = self.lock().extract_if(.., |profile, _| is_removed(profile)).collect();
+        removed.into_iter().for_each(|(profile, sample)| self.forget_counts(&profile, Some(sample)));
     }
 
     /// Forgets the counts of series that the profile had and does not have any more.

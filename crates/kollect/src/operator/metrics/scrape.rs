@@ -9,7 +9,7 @@ use std::{
 
 use kollect_engine::{
     clock,
-    coverage::{Coverage, State},
+    coverage::{Coverage, WatchState},
     store::StoreReader,
     tasks::Tasks,
 };
@@ -19,33 +19,33 @@ use prometheus_client::{
     metrics::MetricType,
 };
 
-use super::{Shared, view::MetricsView};
-use crate::operator::progress::{BindingStates, Progress};
+use super::{MetricsState, view::MetricsView};
+use crate::operator::binding_states::{BindingState, BindingStates};
 
 /// Encodes the current state for a scrape.
-pub(super) struct Now(pub(super) Arc<Shared>);
+pub(super) struct Scrape(pub(super) Arc<MetricsState>);
 
-impl fmt::Debug for Now {
+impl fmt::Debug for Scrape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> Result {
         f.debug_struct("Now").finish_non_exhaustive()
     }
 }
 
-impl Collector for Now {
+impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result {
-        let Shared { sources, samples, .. } = &*self.0;
+        let MetricsState { sources, samples, .. } = &*self.0;
         let view = self.0.view();
         let leads = sources.leadership.borrow().term().is_some();
         process(&mut encoder, leads, (sources.discovery)())?;
         tasks(&mut encoder, &sources.tasks)?;
         rows(&mut encoder, &view, &sources.rows)?;
         coverage(&mut encoder, &sources.coverage)?;
-        bindings(&mut encoder, &Bound::of(&view, &sources.binding_states, leads, clock::now()))?;
+        bindings(&mut encoder, &BindingNumbers::of(&view, &sources.binding_states, leads, clock::now()))?;
         series(&mut encoder, &samples.read())
     }
 }
 
-type Labels<const N: usize> = [(&'static str, String); N];
+type LabelSet<const N: usize> = [(&'static str, String); N];
 
 fn gauges<L: EncodeLabelSet, V: EncodeGaugeValue>(
     encoder: &mut DescriptorEncoder<'_>,
@@ -130,11 +130,11 @@ pub(super) fn collected(view: &MetricsView, rows: &StoreReader) -> BTreeMap<(Str
         }
         // A suspended target keeps its rows but selects no kind.
         for (gvk, count) in rows.counts(&target.id) {
-            let selected = |own: &&_| {
-                let own: &kollect_model::crd::shapes::Gvk = own;
-                (&own.group, &own.kind) == (&gvk.group, &gvk.kind)
+            let same_kind = |selected: &&_| {
+                let selected: &kollect_model::crd::shapes::Gvk = selected;
+                (&selected.group, &selected.kind) == (&gvk.group, &gvk.kind)
             };
-            let gvk = target.kinds.iter().find(selected).unwrap_or(&gvk).to_string();
+            let gvk = target.kinds.iter().find(same_kind).unwrap_or(&gvk).to_string();
             *sums.entry((target.profile.clone(), gvk)).or_default() += count;
         }
     }
@@ -143,36 +143,36 @@ pub(super) fn collected(view: &MetricsView, rows: &StoreReader) -> BTreeMap<(Str
 
 fn coverage(encoder: &mut DescriptorEncoder<'_>, coverage: &Coverage) -> Result {
     let (mut blind, mut synced) = (BTreeSet::new(), BTreeMap::new());
-    coverage.visit(|place, known| {
+    coverage.visit(|watched, known| {
         let (gvk, namespace) =
-            (place.gvk.to_string(), place.namespace.as_deref().unwrap_or_default().to_owned());
-        if let State::Blind { blindness, .. } = &known.state {
+            (watched.gvk.to_string(), watched.namespace.as_deref().unwrap_or_default().to_owned());
+        if let WatchState::Blind { blindness, .. } = &known.state {
             blind.insert((gvk.clone(), namespace.clone(), blindness.reason));
         }
-        // A place may have several watches; it is synced only if all of them are.
-        let seen = matches!(known.state, State::Synced { .. } | State::Absent);
+        // A kind may have several watches in a namespace; it is synced only if all of them are.
+        let seen = matches!(known.state, WatchState::Synced { .. } | WatchState::Absent);
         *synced.entry((gvk, namespace)).or_insert(true) &= seen;
     });
     let help = "Places of which nothing is known now, and why; an empty namespace is the whole cluster";
-    let lines = blind.into_iter().map(|(gvk, namespace, reason)| -> (Labels<3>, u32) {
+    let lines = blind.into_iter().map(|(gvk, namespace, reason)| -> (LabelSet<3>, u32) {
         ([("gvk", gvk), ("namespace", namespace), ("reason", reason.to_string())], 1)
     });
     gauges(encoder, "kollect_coverage_blind", help, lines)?;
     let help = "Whether everything in the place is known; an empty namespace is the whole cluster";
-    let lines = synced.into_iter().map(|((gvk, namespace), seen)| -> (Labels<2>, u32) {
+    let lines = synced.into_iter().map(|((gvk, namespace), seen)| -> (LabelSet<2>, u32) {
         ([("gvk", gvk), ("namespace", namespace)], u32::from(seen))
     });
     gauges(encoder, "kollect_watch_synced", help, lines)?;
     let help = "Places that could be seen again, by why they could not";
     let lines = coverage.restarts().into_iter();
     let lines =
-        lines.map(|(reason, count)| -> (Labels<1>, u64) { ([("reason", reason.to_string())], count) });
+        lines.map(|(reason, count)| -> (LabelSet<1>, u64) { ([("reason", reason.to_string())], count) });
     counters(encoder, "kollect_watch_restarts", help, lines)
 }
 
 /// Numbers of one binding.
 #[derive(Debug, PartialEq)]
-pub(super) struct Bound {
+pub(super) struct BindingNumbers {
     pub(super) inventory: String,
     pub(super) sink: String,
     /// `None`: unknown, or nothing is to be written, because this process does not lead or the inventory is suspended.
@@ -183,7 +183,7 @@ pub(super) struct Bound {
     pub(super) written: u64,
 }
 
-impl Bound {
+impl BindingNumbers {
     pub(super) fn of(
         view: &MetricsView,
         binding_states: &BindingStates,
@@ -193,14 +193,14 @@ impl Bound {
         let mut bound = Vec::new();
         for inventory in &view.inventories {
             for binding in &inventory.sinks {
-                let numbers = binding_states.look(binding, |progress| Self {
+                let numbers = binding_states.read(binding, |state| Self {
                     inventory: inventory.name.clone(),
                     sink: binding.sink.to_string(),
-                    lag: if leads && !inventory.suspended { lag(progress, now) } else { None },
+                    lag: if leads && !inventory.suspended { lag(state, now) } else { None },
                     // A standby does not know what the leader has written.
-                    rows: if leads { rows_of(progress) } else { None },
-                    drifted: progress.drifted,
-                    written: progress.written,
+                    rows: if leads { rows_of(state) } else { None },
+                    drifted: state.drifted,
+                    written: state.written,
                 });
                 bound.extend(numbers);
             }
@@ -208,35 +208,35 @@ impl Bound {
         bound
     }
 
-    fn labels(&self) -> Labels<2> {
+    fn labels(&self) -> LabelSet<2> {
         [("inventory", self.inventory.clone()), ("sink", self.sink.clone())]
     }
 }
 
 /// Rows that the sink holds, refuses and does not have yet.
-fn rows_of(progress: &Progress) -> Option<[usize; 3]> {
-    let now = progress.now();
-    let pending = now.pending.map_or(0, |pending| pending.rows);
-    now.acknowledged.map(|acknowledged| [acknowledged.rows, progress.refused.len(), pending])
+fn rows_of(state: &BindingState) -> Option<[usize; 3]> {
+    let progress = state.progress_snapshot();
+    let pending = progress.pending.map_or(0, |pending| pending.rows);
+    progress.acknowledged.map(|acknowledged| [acknowledged.rows, state.refused.len(), pending])
 }
 
 /// For how many seconds the sink has lacked rows that it should have.
-fn lag(progress: &Progress, now: SystemTime) -> Option<f64> {
-    let lag = progress.lag(now).map(|lag| lag.as_secs_f64());
-    lag.or_else(|| progress.now().acknowledged.map(|_| 0.0))
+fn lag(state: &BindingState, now: SystemTime) -> Option<f64> {
+    let lag = state.lag(now).map(|lag| lag.as_secs_f64());
+    lag.or_else(|| state.progress_snapshot().acknowledged.map(|_| 0.0))
 }
 
-fn bindings(encoder: &mut DescriptorEncoder<'_>, bound: &[Bound]) -> Result {
+fn bindings(encoder: &mut DescriptorEncoder<'_>, bound: &[BindingNumbers]) -> Result {
     let help = "For how long the sink has not got what it should have; 0 if it has";
     let lines = bound.iter().filter_map(|bound| Some((bound.labels(), bound.lag?)));
     gauges(encoder, "kollect_binding_lag_seconds", help, lines)?;
     let lines = bound.iter().filter_map(|bound| {
-        let [own, refused, pending] = bound.rows?;
+        let [held_rows, refused_rows, pending_rows] = bound.rows?;
         let line = |state: &str, rows: usize| {
             let [inventory, sink] = bound.labels();
             ([inventory, sink, ("state", state.to_owned())], rows)
         };
-        Some([line("held", own), line("refused", refused), line("pending", pending)])
+        Some([line("held", held_rows), line("refused", refused_rows), line("pending", pending_rows)])
     });
     let help = "Rows that the sink holds, that it refuses, and that it does not have yet";
     gauges(encoder, "kollect_binding_rows", help, lines.flatten())?;
@@ -248,22 +248,23 @@ fn bindings(encoder: &mut DescriptorEncoder<'_>, bound: &[Bound]) -> Result {
     counters(encoder, "kollect_rows_written", help, lines)
 }
 
-type Sampled = (String, Arc<BTreeMap<kollect_model::crd::shapes::Gvk, super::domain::KindSeries>>);
+type SampledSeries =
+    (String, Arc<BTreeMap<kollect_model::crd::shapes::Gvk, super::profile_series::KindSeries>>);
 
-fn series(encoder: &mut DescriptorEncoder<'_>, samples: &[Sampled]) -> Result {
+fn series(encoder: &mut DescriptorEncoder<'_>, samples: &[SampledSeries]) -> Result {
     let kinds = || {
         let kinds = samples.iter().flat_map(|(profile, kinds)| kinds.iter().map(move |kind| (profile, kind)));
         kinds.map(|(profile, (gvk, kind))| (profile, gvk.to_string(), kind))
     };
-    let own = |profile: &str, gvk: &str, series: &str| {
+    let common_labels = |profile: &str, gvk: &str, series: &str| {
         let text = |text: &str| text.to_owned();
         [("profile", text(profile)), ("gvk", text(gvk)), ("series", text(series))]
     };
     let sums = kinds().flat_map(|(profile, gvk, kind)| {
         #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^52")]
-        let objects = (own(profile, &gvk, "object_count"), kind.objects as f64);
+        let objects = (common_labels(profile, &gvk, "object_count"), kind.objects as f64);
         let series = kind.series.iter().filter(|series| series.name != "object_count");
-        let series = series.map(|series| (own(profile, &gvk, &series.name), series.sum));
+        let series = series.map(|series| (common_labels(profile, &gvk, &series.name), series.sum));
         std::iter::once(objects).chain(series.collect::<Vec<_>>())
     });
     let help = "Objects of a profile, and sums of their attributes";
@@ -274,9 +275,9 @@ fn series(encoder: &mut DescriptorEncoder<'_>, samples: &[Sampled]) -> Result {
     for (profile, gvk, kind) in kinds() {
         for series in &kind.series {
             for (tuple, sum) in &series.tuples {
-                let more = series.labels.iter().map(String::as_str).zip(tuple.iter().cloned());
+                let other_labels = series.labels.iter().map(String::as_str).zip(tuple.iter().cloned());
                 let labels: Vec<(&str, String)> =
-                    own(profile, &gvk, &series.name).into_iter().chain(more).collect();
+                    common_labels(profile, &gvk, &series.name).into_iter().chain(other_labels).collect();
                 metric.encode_family(&labels)?.encode_gauge(sum)?;
             }
         }

@@ -7,9 +7,9 @@ use std::time::SystemTime;
 
 use exposition::Exposition;
 use kollect_engine::{
-    deliver::Place,
+    deliver::InventoryDestination,
     export::{Acknowledgement, BindingEvent, BindingProgress, Outcome},
-    store::{NullAttribute, NullCause, Origin, Reached, StoreWriter, Visibility, store},
+    store::{NullAttribute, NullCause, Revision, RowOrigin, StoreWriter, Visibility, store},
     tasks::Tasks,
 };
 use kollect_model::{
@@ -22,9 +22,9 @@ use kollect_model::{
 use serde_json::value::RawValue;
 
 use super::{
-    super::{destinations::export_place, progress::WantedVersion},
-    scrape::{Bound, collected},
-    view::{InventorySeen, TargetSeen},
+    super::{binding_states::WantedVersion, destinations::export_destination},
+    scrape::{BindingNumbers, collected},
+    view::{InventoryView, TargetView},
     *,
 };
 
@@ -36,9 +36,9 @@ fn id(name: &str) -> TargetId {
     TargetId { namespace: Some("team".into()), name: name.into() }
 }
 
-fn target(name: &str, kinds: &[&str]) -> TargetSeen {
+fn target(name: &str, kinds: &[&str]) -> TargetView {
     let metric = ProfileMetric { name: "bytes".into(), path: "size".into(), labels: vec!["team".into()] };
-    TargetSeen {
+    TargetView {
         id: id(name),
         profile: "team/p".into(),
         kinds: kinds.iter().map(|kind| gvk(kind)).collect(),
@@ -53,8 +53,8 @@ fn binding() -> BindingName {
     }
 }
 
-fn inventory(targets: &[&str]) -> InventorySeen {
-    InventorySeen {
+fn inventory(targets: &[&str]) -> InventoryView {
+    InventoryView {
         name: "team/i".into(),
         targets: targets.iter().map(|name| id(name)).collect(),
         suspended: false,
@@ -70,7 +70,7 @@ fn fill(writer: &StoreWriter, target: &str, kind: &str, uids: std::ops::Range<u3
         let attributes = RawValue::from_string(attributes).unwrap();
         let null = NullAttribute { name: "owner".into(), cause: NullCause::Missing, found: "" };
         let row = Row::new(key, "v1".into(), "x".into(), attributes.into());
-        rows.upsert(row, Origin::default(), (uid == 0).then(|| [null].into()));
+        rows.upsert(row, RowOrigin::default(), (uid == 0).then(|| [null].into()));
     }
     rows.set_visibility(Visibility::Everything);
 }
@@ -81,7 +81,7 @@ fn metrics(rows: StoreReader, binding_states: BindingStates, leads: bool) -> Met
     } else {
         Leadership::Standby { holder: None, problem: None }
     };
-    let sources = Sources {
+    let sources = GaugeSources {
         rows,
         coverage: Coverage::default(),
         binding_states,
@@ -94,14 +94,14 @@ fn metrics(rows: StoreReader, binding_states: BindingStates, leads: bool) -> Met
 
 fn written(binding_states: &BindingStates, drifted: usize) {
     let (delta, receipt) = (Delta::default(), Receipt::default());
-    let engine = begin(binding_states);
-    if engine.read().acknowledged.is_none() {
+    let progress = begin(binding_states);
+    if progress.read().acknowledged.is_none() {
         let keys: Vec<RowKey> = (0..5).map(|uid| row_key("a", "Volume", uid)).collect();
-        engine.change(keys.iter().map(|key| (key, None, Some(RowDigest(1)))));
+        progress.change(keys.iter().map(|key| (key, None, Some(RowDigest(1)))));
     }
-    let reached = Reached::at(1);
+    let reached = Revision::at(1);
     let checksum = None;
-    engine.acknowledge(Acknowledgement {
+    progress.acknowledge(Acknowledgement {
         version: 1,
         generation: 1,
         reached,
@@ -111,30 +111,29 @@ fn written(binding_states: &BindingStates, drifted: usize) {
     });
     let outcome =
         Outcome { delta, receipt, unchanged: 5, left_alone: 0, drifted, is_complete: true, kept: [].into() };
-    hear(binding_states, &BindingEvent::Compared(&outcome));
+    report_event(binding_states, &BindingEvent::Compared(&outcome));
 }
 
 fn fail(binding_states: &BindingStates) {
     let error = SinkError::new(SinkReason::Unreachable, "told to");
-    hear(binding_states, &BindingEvent::Failed { error: &error, pause: None });
+    report_event(binding_states, &BindingEvent::Failed { error: &error, pause: None });
 }
 
-/// Tells the binding states what the binding did where it is written.
-fn hear(binding_states: &BindingStates, told: &BindingEvent<'_>) {
+/// Passes an event of the binding to the binding states.
+fn report_event(binding_states: &BindingStates, event: &BindingEvent<'_>) {
     begin(binding_states);
-    binding_states.hear(&binding(), &place(), told);
+    binding_states.handle_event(&binding(), &test_destination(), event);
 }
 
 /// Begins the binding, unless it has begun. Returns its progress.
 fn begin(binding_states: &BindingStates) -> BindingProgress {
-    let known =
-        binding_states.look(&binding(), |progress| progress.wanted().map(|_| progress.engine().clone()));
+    let known = binding_states.read(&binding(), |state| state.wanted().map(|_| state.progress().clone()));
     known.flatten().unwrap_or_else(|| {
-        let engine = BindingProgress::default();
+        let progress = BindingProgress::default();
         let (since, cadence) = (tokio::time::Instant::now(), Duration::ZERO);
         let wanted = WantedVersion { number: 1, since, cadence, requested: None };
-        binding_states.begin(&binding(), &export_place(&place()), &engine, wanted);
-        engine
+        binding_states.begin(&binding(), &export_destination(&test_destination()), &progress, wanted);
+        progress
     })
 }
 
@@ -148,8 +147,8 @@ fn row_key(target: &str, kind: &str, uid: u32) -> RowKey {
     }
 }
 
-fn place() -> Place {
-    Place { destination: "sqlite:/data".into(), inventory: binding().inventory.in_cluster("") }
+fn test_destination() -> InventoryDestination {
+    InventoryDestination { destination: "sqlite:/data".into(), inventory: binding().inventory.in_cluster("") }
 }
 
 #[test]
@@ -159,7 +158,7 @@ fn rows_are_added_up_over_the_targets_of_a_profile() {
     fill(&writer, "b", "Volume", 0..2);
     fill(&writer, "b", "Snapshot", 0..1);
     fill(&writer, "suspended", "Volume", 0..4);
-    let suspended = TargetSeen { profile: "team/q".into(), ..target("suspended", &[]) };
+    let suspended = TargetView { profile: "team/q".into(), ..target("suspended", &[]) };
     let targets = vec![target("a", &["Volume", "Empty"]), target("b", &["Volume", "Snapshot"]), suspended];
     let found = collected(&MetricsView { targets, inventories: Vec::new() }, &rows);
     let expected = [
@@ -168,31 +167,34 @@ fn rows_are_added_up_over_the_targets_of_a_profile() {
         (("team/p", "example.com/v1 Volume"), 5),
         (("team/q", "example.com/v1 Volume"), 4),
     ];
-    assert_eq!(found, expected.map(|((p, k), n)| ((p.to_owned(), k.to_owned()), n)).into());
+    assert_eq!(
+        found,
+        expected.map(|((profile, gvk), rows)| ((profile.to_owned(), gvk.to_owned()), rows)).into()
+    );
 }
 
 #[test]
-fn lag_grows_while_a_sink_fails_and_is_told_by_the_leader_only() {
+fn lag_grows_while_a_sink_fails_and_only_the_leader_reports_it() {
     let binding_states = BindingStates::default();
     let mut view = MetricsView { targets: Vec::new(), inventories: vec![inventory(&[])] };
-    let look = |view: &MetricsView, leads: bool, later: u64| {
-        let now = SystemTime::now() + Duration::from_secs(later);
-        Bound::of(view, &binding_states, leads, now).pop()
+    let numbers = |view: &MetricsView, leads: bool, seconds: u64| {
+        let now = SystemTime::now() + Duration::from_secs(seconds);
+        BindingNumbers::of(view, &binding_states, leads, now).pop()
     };
-    assert_eq!(look(&view, true, 0), None, "nothing is known");
+    assert_eq!(numbers(&view, true, 0), None, "nothing is known");
     written(&binding_states, 0);
-    let good = look(&view, true, 100).unwrap();
-    assert_eq!((good.lag, good.rows, good.drifted), (Some(0.0), Some([5, 0, 0]), 0));
+    let synced = numbers(&view, true, 100).unwrap();
+    assert_eq!((synced.lag, synced.rows, synced.drifted), (Some(0.0), Some([5, 0, 0]), 0));
     fail(&binding_states);
-    let lag = look(&view, true, 100).unwrap().lag.unwrap();
+    let lag = numbers(&view, true, 100).unwrap().lag.unwrap();
     assert!((100.0..110.0).contains(&lag), "{lag}");
-    let standby = look(&view, false, 100).unwrap();
+    let standby = numbers(&view, false, 100).unwrap();
     assert_eq!((standby.lag, standby.rows), (None, None), "only the leader knows");
     view.inventories[0].suspended = true;
-    assert_eq!(look(&view, true, 100).unwrap().lag, None, "a suspended inventory is not late");
+    assert_eq!(numbers(&view, true, 100).unwrap().lag, None, "a suspended inventory is not late");
     view.inventories[0].suspended = false;
     written(&binding_states, 3);
-    let repaired = look(&view, true, 0).unwrap();
+    let repaired = numbers(&view, true, 0).unwrap();
     assert_eq!((repaired.lag, repaired.drifted), (Some(0.0), 3));
 }
 
@@ -201,18 +203,22 @@ fn a_sink_that_was_never_reached_has_a_lag_and_no_rows() {
     let binding_states = BindingStates::default();
     binding_states.remember(
         &binding(),
-        &SinkExport { rows: Some(7), place: Some(export_place(&place())), ..SinkExport::default() },
+        &SinkExport {
+            rows: Some(7),
+            place: Some(export_destination(&test_destination())),
+            ..SinkExport::default()
+        },
     );
     let view = MetricsView { targets: Vec::new(), inventories: vec![inventory(&[])] };
-    let look = || Bound::of(&view, &binding_states, true, SystemTime::now()).pop().unwrap();
-    assert_eq!((look().lag, look().rows), (None, None), "a status is no knowledge");
+    let numbers = || BindingNumbers::of(&view, &binding_states, true, SystemTime::now()).pop().unwrap();
+    assert_eq!((numbers().lag, numbers().rows), (None, None), "the status alone does not count");
     fail(&binding_states);
-    assert!(look().lag.is_some());
-    assert_eq!(look().rows, None);
+    assert!(numbers().lag.is_some());
+    assert_eq!(numbers().rows, None);
 }
 
 #[test]
-fn everything_that_is_told_is_documented_and_the_other_way_round() {
+fn every_metric_is_documented_and_every_documented_metric_exists() {
     let (writer, rows) = store();
     fill(&writer, "a", "Volume", 0..301);
     let binding_states = BindingStates::default();
@@ -221,40 +227,40 @@ fn everything_that_is_told_is_documented_and_the_other_way_round() {
     let odd = Gvk { kind: "say \"hi\"\\\n".into(), ..gvk("") };
     let mut seen = target("a", &["Volume"]);
     seen.kinds.push(odd.clone());
-    metrics.show(MetricsView { targets: vec![seen], inventories: vec![inventory(&["a"])] });
+    metrics.set_view(MetricsView { targets: vec![seen], inventories: vec![inventory(&["a"])] });
     metrics.shared.samples.refresh(&metrics.shared.view(), &rows, Duration::ZERO);
-    metrics.meter.turned(Duration::from_secs(1), true);
-    metrics.meter.tested("nats", false);
+    metrics.meter.count_turn(Duration::from_secs(1), true);
+    metrics.meter.count_probe("nats", false);
     let refused = Err(SinkError::new(SinkReason::Unreachable, "told to"));
     assert!(metrics.meter.measure(refused, "nats", "KollectInventory").is_err());
-    let told = Exposition::parse(&metrics.text().unwrap());
-    let page = include_str!("../../../../../docs/metrics.md");
-    assert_eq!(told.undocumented(page), "");
-    assert!(told.untold(page).is_empty(), "{:?}", told.untold(page));
-    let odd = told.samples.iter().filter(|sample| sample.labels.get("gvk") == Some(&odd.to_string()));
+    let exposed = Exposition::parse(&metrics.text().unwrap());
+    let page = include_str!("../../../../../docs/reference/metrics.md");
+    assert_eq!(exposed.undocumented(page), "");
+    assert!(exposed.missing(page).is_empty(), "{:?}", exposed.missing(page));
+    let odd = exposed.samples.iter().filter(|sample| sample.labels.get("gvk") == Some(&odd.to_string()));
     assert!(odd.count() > 0, "what needs quotes comes back as it was");
 
-    let gets = |series: &str| told.get(series).map_or("missing".into(), |value| value.to_string());
-    assert_eq!(gets("kollect_leader"), "1");
-    assert_eq!(gets("kollect_discovery_healthy"), "1");
+    let number = |series: &str| exposed.get(series).map_or("missing".into(), |number| number.to_string());
+    assert_eq!(number("kollect_leader"), "1");
+    assert_eq!(number("kollect_discovery_healthy"), "1");
     for task in ["watch", "binding", "cleaning", "probe", "secret", "plan"] {
-        assert_eq!(gets(&format!(r#"kollect_task_restarts_total{{task="{task}"}}"#)), "0");
+        assert_eq!(number(&format!(r#"kollect_task_restarts_total{{task="{task}"}}"#)), "0");
     }
-    assert_eq!(gets(r#"kollect_build_info{version="0.1.0"}"#), "1");
-    assert_eq!(gets("kollect_collect_items_total"), "301");
-    assert_eq!(gets("kollect_inventory_items_total"), "301");
+    assert_eq!(number(r#"kollect_build_info{version="0.1.0"}"#), "1");
+    assert_eq!(number("kollect_collect_items_total"), "301");
+    assert_eq!(number("kollect_inventory_items_total"), "301");
     let volume = r#"profile="team/p",gvk="example.com/v1 Volume""#;
-    assert_eq!(gets(&format!("kollect_collected_objects{{{volume}}}")), "301");
+    assert_eq!(number(&format!("kollect_collected_objects{{{volume}}}")), "301");
     let series = |name: &str| format!(r#"kollect_custom_resource_{name}{{{volume},series="bytes"}}"#);
-    assert_eq!(gets(&series("series")), "602");
-    assert_eq!(gets(&series("labeled_series_capped_total")), "100");
+    assert_eq!(number(&series("series")), "602");
+    assert_eq!(number(&series("labeled_series_capped_total")), "100");
     let count = format!(r#"kollect_custom_resource_series{{{volume},series="object_count"}}"#);
-    assert_eq!(gets(&count), "301");
+    assert_eq!(number(&count), "301");
     // 0 is there twice: as 0 and as 300.
     let labeled = format!(r#"kollect_custom_resource_labeled_series{{{volume},series="bytes",team="0"}}"#);
-    assert_eq!(gets(&labeled), "4");
-    assert_eq!(gets(r#"kollect_drift_repaired_total{inventory="team/i",sink="database/d"}"#), "1");
-    assert_eq!(gets(r#"kollect_binding_rows{inventory="team/i",sink="database/d",state="held"}"#), "5");
+    assert_eq!(number(&labeled), "4");
+    assert_eq!(number(r#"kollect_drift_repaired_total{inventory="team/i",sink="database/d"}"#), "1");
+    assert_eq!(number(r#"kollect_binding_rows{inventory="team/i",sink="database/d",state="held"}"#), "5");
 }
 
 #[test]
@@ -300,7 +306,7 @@ fn a_scrape_takes_20_ms_with_100_000_rows_at_most() {
     let metrics = metrics(rows, BindingStates::default(), true);
     let targets = names.iter().map(|name| target(name, &["Volume"])).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    metrics.show(MetricsView { targets, inventories: vec![inventory(&names)] });
+    metrics.set_view(MetricsView { targets, inventories: vec![inventory(&names)] });
     // The machine may be busy: the fastest attempt shows the cost of a scrape.
     let took = (0..20).map(|_| {
         let began = std::time::Instant::now();

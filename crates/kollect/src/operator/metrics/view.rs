@@ -7,16 +7,16 @@ use kollect_model::{
 };
 
 use super::super::bindings::binding_name;
-use crate::resolve::{Name, ObjectSet, Resolved};
+use crate::resolve::{ObjectName, ObjectSet, Resolved};
 
 /// Targets and inventories, with the data that metrics need.
 #[derive(Default)]
 pub(crate) struct MetricsView {
-    pub(super) targets: Vec<TargetSeen>,
-    pub(super) inventories: Vec<InventorySeen>,
+    pub(super) targets: Vec<TargetView>,
+    pub(super) inventories: Vec<InventoryView>,
 }
 
-pub(super) struct TargetSeen {
+pub(super) struct TargetView {
     pub(super) id: TargetId,
     /// `namespace/name`: two namespaces may have a profile of one name.
     pub(super) profile: String,
@@ -25,7 +25,7 @@ pub(super) struct TargetSeen {
     pub(super) metrics: Vec<ProfileMetric>,
 }
 
-pub(super) struct InventorySeen {
+pub(super) struct InventoryView {
     pub(super) name: String,
     pub(super) targets: Vec<TargetId>,
     /// Nothing is written: it is suspended or has faults.
@@ -41,14 +41,14 @@ impl MetricsView {
             let profile = profile_of(object_set, id)?;
             let spec = object_set.profiles.get(&profile).map(|profile| &profile.spec);
             let kinds = target.target.iter().flat_map(|target| target.selection.kinds()).cloned();
-            Some(TargetSeen {
+            Some(TargetView {
                 id: id.clone(),
                 profile: format!("{}/{}", profile.0, profile.1),
                 kinds: kinds.collect(),
                 metrics: spec.map(|spec| spec.metrics.clone()).unwrap_or_default(),
             })
         });
-        let inventories = resolved.inventories.iter().map(|(name, inventory)| InventorySeen {
+        let inventories = resolved.inventories.iter().map(|(name, inventory)| InventoryView {
             name: name.to_string(),
             targets: inventory.targets.clone(),
             suspended: inventory.suspended || !inventory.faults.is_empty(),
@@ -58,7 +58,7 @@ impl MetricsView {
     }
 }
 
-fn profile_of(object_set: &ObjectSet, id: &TargetId) -> Option<Name> {
+fn profile_of(object_set: &ObjectSet, id: &TargetId) -> Option<ObjectName> {
     match &id.namespace {
         Some(namespace) => {
             let target = object_set.targets.get(&(namespace.to_string(), id.name.to_string()))?;

@@ -20,9 +20,9 @@ use kollect_model::crd::shapes::Gvk;
 use serde_json::{json, value::to_raw_value};
 use tokio::{sync::watch, time};
 
-use super::{Objects, REVIEW};
+use super::{ObjectWatches, RETRY_INTERVAL};
 
-/// What the cluster knows of KollectTarget.
+/// Whether the cluster serves KollectTarget.
 #[derive(Clone, Copy, PartialEq)]
 enum Targets {
     /// Discovery does not contain the kind.
@@ -34,14 +34,14 @@ enum Targets {
 }
 
 /// A cluster in which only KollectTarget may be missing or have an object.
-struct Cluster {
+struct OneTargetCluster {
     targets: Mutex<Targets>,
     kinds: watch::Sender<u64>,
     /// Open streams of targets.
     open: Mutex<Vec<mpsc::UnboundedSender<Event>>>,
 }
 
-impl Cluster {
+impl OneTargetCluster {
     fn new(targets: Targets) -> Arc<Self> {
         Arc::new(Self {
             targets: Mutex::new(targets),
@@ -68,7 +68,7 @@ fn not_served() -> Blindness {
 }
 
 #[async_trait]
-impl WatchSource for Cluster {
+impl WatchSource for OneTargetCluster {
     async fn resolve(&self, gvk: &Gvk) -> Resolution {
         match *self.targets.lock().unwrap() {
             Targets::NotServed if gvk.kind == "KollectTarget" => Resolution::Blind(not_served()),
@@ -94,9 +94,9 @@ impl WatchSource for Cluster {
         });
         let target = Object::parse(to_raw_value(&target).unwrap(), &query.gvk).unwrap();
         events.insert(1, Event::Apply(target));
-        let (sender, later) = mpsc::unbounded();
+        let (sender, later_events) = mpsc::unbounded();
         self.open.lock().unwrap().push(sender);
-        stream::iter(events).chain(later).boxed()
+        stream::iter(events).chain(later_events).boxed()
     }
 
     fn kinds(&self) -> watch::Receiver<u64> {
@@ -108,54 +108,57 @@ impl WatchSource for Cluster {
     }
 }
 
-fn follow(cluster: &Arc<Cluster>) -> Objects {
+fn follow(cluster: &Arc<OneTargetCluster>) -> ObjectWatches {
     let source: Arc<dyn WatchSource> = cluster.clone();
-    Objects::follow(source, None, Tasks::default())
+    ObjectWatches::follow(source, None, Tasks::default())
 }
 
-async fn settles(objects: &Objects, patience: Duration) -> bool {
-    time::timeout(patience, objects.settled()).await.is_ok()
+async fn is_listed_within(objects: &ObjectWatches, timeout: Duration) -> bool {
+    time::timeout(timeout, objects.wait_until_listed()).await.is_ok()
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_own_kind_that_one_discovery_does_not_know_may_exist() {
-    let cluster = Cluster::new(Targets::NotServed);
+async fn a_kollect_kind_that_one_discovery_does_not_contain_may_exist() {
+    let cluster = OneTargetCluster::new(Targets::NotServed);
     let objects = follow(&cluster);
-    assert!(!settles(&objects, REVIEW * 10).await, "an inventory must not be seen before its targets");
-    assert_eq!(objects.known().unseen("KollectTarget", "shop"), Some("not served by the cluster"));
+    assert!(
+        !is_listed_within(&objects, RETRY_INTERVAL * 10).await,
+        "an inventory must not be seen before its targets"
+    );
+    assert_eq!(objects.cache().unseen("KollectTarget", "shop"), Some("not served by the cluster"));
     cluster.set(Targets::Served);
-    assert!(settles(&objects, REVIEW * 2).await);
-    assert_eq!(objects.known().targets().len(), 1);
-    assert_eq!(objects.known().unseen("KollectTarget", "shop"), None);
+    assert!(is_listed_within(&objects, RETRY_INTERVAL * 2).await);
+    assert_eq!(objects.cache().targets().len(), 1);
+    assert_eq!(objects.cache().unseen("KollectTarget", "shop"), None);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_own_kind_that_certainly_does_not_exist_has_no_objects() {
-    let cluster = Cluster::new(Targets::Absent);
+async fn a_kollect_kind_that_certainly_does_not_exist_has_no_objects() {
+    let cluster = OneTargetCluster::new(Targets::Absent);
     let objects = follow(&cluster);
-    assert!(settles(&objects, Duration::from_secs(1)).await);
-    assert_eq!(objects.known().unseen("KollectTarget", "shop"), None);
+    assert!(is_listed_within(&objects, Duration::from_secs(1)).await);
+    assert_eq!(objects.cache().unseen("KollectTarget", "shop"), None);
 }
 
 #[tokio::test(start_paused = true)]
-async fn objects_stay_until_it_is_certain_that_their_kind_is_gone() {
-    let cluster = Cluster::new(Targets::Served);
+async fn objects_stay_until_it_is_certain_that_their_kind_was_removed() {
+    let cluster = OneTargetCluster::new(Targets::Served);
     let objects = follow(&cluster);
-    assert!(settles(&objects, Duration::from_secs(1)).await);
+    assert!(is_listed_within(&objects, Duration::from_secs(1)).await);
     cluster.cut(Targets::NotServed);
-    time::sleep(REVIEW * 10).await;
-    assert_eq!(objects.known().targets().len(), 1);
+    time::sleep(RETRY_INTERVAL * 10).await;
+    assert_eq!(objects.cache().targets().len(), 1);
     cluster.set(Targets::Absent);
-    time::sleep(REVIEW * 2).await;
-    assert_eq!(objects.known().targets(), &BTreeMap::new());
+    time::sleep(RETRY_INTERVAL * 2).await;
+    assert_eq!(objects.cache().targets(), &BTreeMap::new());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kind_that_comes_is_seen_at_once() {
-    let cluster = Cluster::new(Targets::NotServed);
+async fn a_kind_that_is_added_is_seen_at_once() {
+    let cluster = OneTargetCluster::new(Targets::NotServed);
     let objects = follow(&cluster);
-    assert!(!settles(&objects, Duration::from_secs(1)).await);
+    assert!(!is_listed_within(&objects, Duration::from_secs(1)).await);
     cluster.set(Targets::Served);
     cluster.kinds.send_modify(|number| *number += 1);
-    assert!(settles(&objects, Duration::from_secs(1)).await);
+    assert!(is_listed_within(&objects, Duration::from_secs(1)).await);
 }

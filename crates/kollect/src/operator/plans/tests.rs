@@ -9,7 +9,7 @@ use kollect_model::sink::SinkSpec;
 use serde_json::json;
 
 use super::*;
-use crate::resolve::{Compiled, Family, ObjectSet, OperatorPolicy, Resolved, Secret};
+use crate::resolve::{CompiledObjects, Family, ObjectSet, OperatorPolicy, Resolved, Secret};
 
 /// How often the plan of each sink was begun, by name.
 #[derive(Clone, Default)]
@@ -44,7 +44,7 @@ fn object_set(sinks: &[SinkKey]) -> ObjectSet {
 
 fn put_secret(object_set: &mut ObjectSet, namespace: &str, name: &str, dsn: &str) {
     let contents = [("dsn".to_owned(), dsn.into())].into();
-    object_set.secrets.insert((namespace.into(), name.into()), Secret::ObjectCache(Arc::new(contents)));
+    object_set.secrets.insert((namespace.into(), name.into()), Secret::Contents(Arc::new(contents)));
 }
 
 fn is_planned(resolved: &Resolved, sink: &SinkKey) -> bool {
@@ -54,7 +54,7 @@ fn is_planned(resolved: &Resolved, sink: &SinkKey) -> bool {
 /// Turns of the loop until `done`.
 async fn turn_until(
     object_set: &ObjectSet,
-    compiled: &mut Compiled,
+    compiled: &mut CompiledObjects,
     changes: &mut watch::Receiver<()>,
     done: impl Fn(&Resolved) -> bool,
 ) -> Resolved {
@@ -68,17 +68,17 @@ async fn turn_until(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn law_16_keys_of_one_namespace_hold_up_no_other_and_nothing_is_planned_twice() {
+async fn slow_plans_of_one_namespace_do_not_delay_another_and_no_plan_is_made_twice() {
     let (slow_1, slow_2, fast) = (sink("slow", "slow-1"), sink("slow", "slow-2"), sink("fast", "fast"));
     let mut object_set = object_set(&[slow_1.clone(), slow_2.clone(), fast.clone()]);
     let begun = Begun::default();
     let released = Arc::new((Mutex::new(false), Condvar::new()));
-    let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let (own, gate, at_once) = (begun.clone(), released.clone(), most.clone());
+    let (running, peak_running) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (counted, gate, peak) = (begun.clone(), released.clone(), peak_running.clone());
     let make = move |request: &PlanRequest| {
-        own.count(request);
+        counted.count(request);
         if request.name.starts_with("slow") {
-            at_once.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            peak.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
             let (released, changed) = &*gate;
             drop(changed.wait_while(released.lock().unwrap(), |released| !*released).unwrap());
             running.fetch_sub(1, Ordering::SeqCst);
@@ -87,7 +87,7 @@ async fn law_16_keys_of_one_namespace_hold_up_no_other_and_nothing_is_planned_tw
     };
     let planner = SinkPlanner::with(Tasks::default(), Arc::new(make));
     let mut changes = planner.changes();
-    let mut compiled = Compiled::planned_by(Box::new(planner));
+    let mut compiled = CompiledObjects::planned_by(Box::new(planner));
 
     // The other namespace makes progress while the first one waits for its keys.
     for dsn in ["postgres://me@db.example/a", "postgres://me@db.example/b"] {
@@ -107,7 +107,7 @@ async fn law_16_keys_of_one_namespace_hold_up_no_other_and_nothing_is_planned_tw
         is_planned(resolved, &slow_1) && is_planned(resolved, &slow_2)
     })
     .await;
-    assert_eq!(most.load(Ordering::SeqCst), 1, "a namespace makes one plan at a time");
+    assert_eq!(peak_running.load(Ordering::SeqCst), 1, "a namespace makes one plan at a time");
     for _ in 0..3 {
         let resolved = object_set.resolve(&OperatorPolicy::default(), &mut compiled);
         assert!([&slow_1, &slow_2, &fast].into_iter().all(|sink| is_planned(&resolved, sink)));
@@ -120,7 +120,7 @@ async fn law_16_keys_of_one_namespace_hold_up_no_other_and_nothing_is_planned_tw
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn law_16_a_plan_that_panics_is_an_error_of_its_sink_only() {
+async fn a_plan_that_panics_is_an_error_of_its_sink_only() {
     let (bad, good) = (sink("shop", "bad"), sink("shop", "good"));
     let object_set = object_set(&[bad.clone(), good.clone()]);
     let tasks = Tasks::default();
@@ -130,7 +130,7 @@ async fn law_16_a_plan_that_panics_is_an_error_of_its_sink_only() {
     };
     let planner = SinkPlanner::with(tasks.clone(), Arc::new(make));
     let mut changes = planner.changes();
-    let mut compiled = Compiled::planned_by(Box::new(planner));
+    let mut compiled = CompiledObjects::planned_by(Box::new(planner));
     let resolved = turn_until(&object_set, &mut compiled, &mut changes, |resolved| {
         is_planned(resolved, &good) && resolved.sinks[&bad].is_err()
     })

@@ -1,4 +1,4 @@
-//! Connection tests, and probes that an annotation asks for.
+//! Connection tests, and probes that an annotation requests.
 
 use std::time::Duration;
 
@@ -21,33 +21,33 @@ use crate::{
         conditions::Conditions,
         objects::ObjectCache,
         probe::Probed,
-        status_writer::{Desired, api},
+        status_writer::{DesiredStatus, api},
     },
     reason::Reason,
-    resolve::{Family, Name, Resolved},
+    resolve::{Family, ObjectName, Resolved},
 };
 
 impl Operator {
     /// Adds the statuses of tests that have ended to `desired`, and finds the expired tests.
     pub(super) fn connection_tests(
         &self,
-        known: &ObjectCache,
+        cache: &ObjectCache,
         resolved: &Resolved,
         now: Timestamp,
-        desired: &mut Vec<Desired>,
-    ) -> Tests {
-        let mut tests = Tests::default();
-        for (name, test) in known.connection_tests() {
+        desired: &mut Vec<DesiredStatus>,
+    ) -> DueTests {
+        let mut tests = DueTests::default();
+        for (name, test) in cache.connection_tests() {
             let before = test.status.clone().unwrap_or_default();
             let generation = test.metadata.generation.unwrap_or(0);
             if before.completed && before.observed_generation == Some(generation) {
                 let Some(completed) = &before.completed_at else { continue };
                 let ends = completed.0.as_second() + i64::from(test.spec.ttl_seconds_after_finished);
-                let left = ends - now.as_second();
-                match u64::try_from(left) {
-                    Ok(left) if left > 0 => {
-                        let at = Instant::now() + Duration::from_secs(left);
-                        tests.due = Some(tests.due.map_or(at, |due| due.min(at)));
+                let seconds_left = ends - now.as_second();
+                match u64::try_from(seconds_left) {
+                    Ok(seconds_left) if seconds_left > 0 => {
+                        let expires = Instant::now() + Duration::from_secs(seconds_left);
+                        tests.due = Some(tests.due.map_or(expires, |due| due.min(expires)));
                     }
                     _ => tests.expired.push((name.clone(), test.metadata.uid.clone())),
                 }
@@ -74,19 +74,25 @@ impl Operator {
                 completed: true,
                 completed_at: Some(Time(now)),
             };
-            desired.extend(Desired::new("KollectConnectionTest", name, &test.metadata, &before, &after));
+            desired.extend(DesiredStatus::new(
+                "KollectConnectionTest",
+                name,
+                &test.metadata,
+                &before,
+                &after,
+            ));
         }
         tests
     }
 
-    /// Removes the annotation that asked for a probe once it has succeeded, unless the sink is probed anyway.
-    pub(super) async fn acknowledge_tests(&self, known: &ObjectCache) {
-        for ((family, name), sink) in known.sinks() {
-            let asked = test_connection(&sink.metadata)
+    /// Removes the annotation that requested a probe once it has succeeded, unless the sink is probed anyway.
+    pub(super) async fn acknowledge_tests(&self, cache: &ObjectCache) {
+        for ((family, name), sink) in cache.sinks() {
+            let requested = test_connection(&sink.metadata)
                 && sink.spec.common().connection_test == Some(false)
                 && sink.metadata.deletion_timestamp.is_none();
-            let verdict = asked.then(|| self.probes.verdict(&Probed::Sink(family, name.clone()))).flatten();
-            if let Some(Ok(_)) = verdict {
+            let result = requested.then(|| self.probes.result(&Probed::Sink(family, name.clone()))).flatten();
+            if let Some(Ok(_)) = result {
                 let patch = json!({ "metadata": {
                     "annotations": { TEST_CONNECTION: null },
                     "resourceVersion": sink.metadata.resource_version,
@@ -97,14 +103,14 @@ impl Operator {
     }
 
     /// Makes sinks the owners of their connection tests, so that Kubernetes deletes both.
-    pub(super) async fn own_tests(&self, known: &ObjectCache) {
-        for (name, test) in known.connection_tests() {
+    pub(super) async fn set_test_owners(&self, cache: &ObjectCache) {
+        for (name, test) in cache.connection_tests() {
             let owned =
                 test.metadata.owner_references.iter().flatten().any(|owner| owner.controller == Some(true));
             let wanted = test.spec.owner_sink.unwrap_or(true) && test.metadata.deletion_timestamp.is_none();
             let Some((family, sink)) = tested_sink(test).filter(|_| wanted && !owned) else { continue };
             let key = (family, (name.0.clone(), sink));
-            let found = known.sinks().find(|(known, _)| *known == key).map(|(_, sink)| sink);
+            let found = cache.sinks().find(|(found, _)| *found == key).map(|(_, sink)| sink);
             let Some(uid) = found.and_then(|sink| sink.metadata.uid.clone()) else { continue };
             let patch = json!({ "metadata": {
                 "ownerReferences": [{
@@ -125,7 +131,7 @@ impl Operator {
     fn test_outcome(
         &self,
         resolved: &Resolved,
-        name: &Name,
+        name: &ObjectName,
         test: &KollectConnectionTest,
         generation: i64,
     ) -> Option<(Reason, Result<Duration, String>)> {
@@ -141,18 +147,18 @@ impl Operator {
             let first = faults.first()?;
             return Some((first.reason, Err(first.to_string())));
         }
-        match self.probes.verdict(&Probed::Test(name.clone(), generation))? {
+        match self.probes.result(&Probed::Test(name.clone(), generation))? {
             Ok(took) => Some((Reason::ConnectionOK, Ok(took))),
             Err(message) => Some((Reason::ConnectionTestFailed, Err(message))),
         }
     }
 
     /// Deletes expired tests. Errors are ignored: another client may have deleted the test.
-    pub(super) async fn delete_expired(&self, expired: Vec<(Name, Option<String>)>) {
+    pub(super) async fn delete_expired(&self, expired: Vec<(ObjectName, Option<String>)>) {
         for ((namespace, name), uid) in expired {
             info!(namespace, name, "the connection test has expired");
-            let same = Preconditions { uid, resource_version: None };
-            let parameters = DeleteParams { preconditions: Some(same), ..DeleteParams::default() };
+            let same_object = Preconditions { uid, resource_version: None };
+            let parameters = DeleteParams { preconditions: Some(same_object), ..DeleteParams::default() };
             api(&self.client, "KollectConnectionTest", &namespace).delete(&name, &parameters).await.ok();
         }
     }
@@ -160,8 +166,8 @@ impl Operator {
 
 /// What is left to do about connection tests.
 #[derive(Default)]
-pub(super) struct Tests {
-    pub(super) expired: Vec<(Name, Option<String>)>,
+pub(super) struct DueTests {
+    pub(super) expired: Vec<(ObjectName, Option<String>)>,
     pub(super) due: Option<Instant>,
 }
 
@@ -176,11 +182,11 @@ pub(super) fn tested_sink(test: &KollectConnectionTest) -> Option<(Family, Strin
     named.into_iter().find_map(|(family, name)| Some((family, name.clone()?)))
 }
 
-/// Annotation that asks for a probe.
+/// Annotation that requests a probe.
 const TEST_CONNECTION: &str = "kollect.dev/test-connection";
 
 /// Patches the metadata of an object. After a conflict with another change a later turn tries again.
-async fn merge(client: &Client, kind: &str, (namespace, name): &Name, patch: &Value) {
+async fn merge(client: &Client, kind: &str, (namespace, name): &ObjectName, patch: &Value) {
     let patched =
         api(client, kind, namespace).patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
     if let Err(error) = patched {
@@ -188,13 +194,13 @@ async fn merge(client: &Client, kind: &str, (namespace, name): &Name, patch: &Va
     }
 }
 
-/// Whether the annotation asks for a probe.
+/// Whether the annotation requests a probe.
 pub(super) fn test_connection(metadata: &ObjectMeta) -> bool {
-    is_asked(metadata, TEST_CONNECTION)
+    is_requested(metadata, TEST_CONNECTION)
 }
 
 /// Whether an annotation is true.
-pub(super) fn is_asked(metadata: &ObjectMeta, annotation: &str) -> bool {
-    let value = metadata.annotations.as_ref().and_then(|all| all.get(annotation));
+pub(super) fn is_requested(metadata: &ObjectMeta, annotation: &str) -> bool {
+    let value = metadata.annotations.as_ref().and_then(|annotations| annotations.get(annotation));
     value.is_some_and(|value| value.trim().eq_ignore_ascii_case("true"))
 }

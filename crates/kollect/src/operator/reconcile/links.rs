@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 
 use kollect_model::row::TargetId;
 
-use crate::resolve::{InventoryName, Name, Resolved};
+use crate::resolve::{InventoryName, ObjectName, Resolved};
 
 /// Which inventories have a target, and which targets use a profile.
 #[derive(Default)]
-pub(crate) struct Links {
+pub(crate) struct ObjectLinks {
     inventories: BTreeMap<TargetId, Vec<InventoryName>>,
-    targets: BTreeMap<Name, Vec<TargetId>>,
+    targets: BTreeMap<ObjectName, Vec<TargetId>>,
 }
 
-impl Links {
+impl ObjectLinks {
     pub(crate) fn of(resolved: &Resolved) -> Self {
         let mut links = Self::default();
         for (name, inventory) in &resolved.inventories {
@@ -33,7 +33,7 @@ impl Links {
     }
 
     /// The targets that use a profile.
-    pub(crate) fn targets_of(&self, profile: &Name) -> &[TargetId] {
+    pub(crate) fn targets_of(&self, profile: &ObjectName) -> &[TargetId] {
         self.targets.get(profile).map_or(&[], |ids| ids)
     }
 }

@@ -1,18 +1,18 @@
-//! Previews of what a sink would export, while an annotation asks for them.
+//! Previews of what a sink would export, while an annotation requests them.
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use kollect_model::crd::sinks::Preview;
 
-use super::connection::is_asked;
+use super::connection::is_requested;
 use crate::operator::objects::SinkObject;
 
-/// Annotation that asks for a preview.
+/// Annotation that requests a preview.
 const PREVIEW: &str = "kollect.dev/preview";
 
 /// The preview of a sink, from its spec alone. Its time changes only with its content: otherwise every check would
 /// change the status and cause another check.
 pub(super) fn preview(sink: &SinkObject, now: Timestamp) -> Option<Preview> {
-    if !is_asked(&sink.metadata, PREVIEW) {
+    if !is_requested(&sink.metadata, PREVIEW) {
         return None;
     }
     // Conditions report errors in the spec.

@@ -40,8 +40,10 @@ impl WatchSource for GetOnly {
     }
 }
 
-/// Follows one Secret. `answer` is what the API server says to the nth read, from 1 on; each read is counted.
-fn follow(answer: fn(usize) -> (u16, serde_json::Value)) -> (Secrets, Name, watch::Receiver<usize>) {
+/// Follows one Secret. `answer` is what the API server answers to the nth read, from 1 on; each read is counted.
+fn follow(
+    answer: fn(usize) -> (u16, serde_json::Value),
+) -> (SecretWatches, ObjectName, watch::Receiver<usize>) {
     let (count, reads) = watch::channel(0);
     let so_far = Arc::new(AtomicUsize::new(0));
     let service = tower::service_fn(move |_: Request<Body>| {
@@ -51,8 +53,9 @@ fn follow(answer: fn(usize) -> (u16, serde_json::Value)) -> (Secrets, Name, watc
         let response = Response::builder().status(code).body(Body::from(body.to_string().into_bytes()));
         future::ready(response)
     });
-    let mut secrets = Secrets::new(Client::new(service, "default"), Arc::new(GetOnly), Tasks::default());
-    let name: Name = ("shop".into(), "portal".into());
+    let mut secrets =
+        SecretWatches::new(Client::new(service, "default"), Arc::new(GetOnly), Tasks::default());
+    let name: ObjectName = ("shop".into(), "portal".into());
     secrets.set(&[name.clone()].into());
     (secrets, name, reads)
 }
@@ -74,10 +77,10 @@ async fn a_secret_that_may_not_be_watched_is_read_every_five_minutes_and_more_of
     assert_eq!(seconds_until(&mut reads, 1).await, 0);
     assert_eq!(seconds_until(&mut reads, 2).await, 300);
     time::sleep(Duration::from_mins(1)).await;
-    secrets.read_again(&name);
+    secrets.read_more_often(&name);
     assert_eq!(seconds_until(&mut reads, 3).await, 0, "the last read is a minute ago");
     for _ in 0..100 {
-        secrets.read_again(&name);
+        secrets.read_more_often(&name);
         tokio::task::yield_now().await;
     }
     for read in 4..10 {
@@ -85,7 +88,7 @@ async fn a_secret_that_may_not_be_watched_is_read_every_five_minutes_and_more_of
     }
     for _ in 0..9 {
         time::sleep(Duration::from_mins(1)).await;
-        secrets.read_again(&name);
+        secrets.read_more_often(&name);
     }
     let read = *reads.borrow();
     assert_eq!(seconds_until(&mut reads, read + 2).await / 60, 1, "every minute after ten minutes");
@@ -96,13 +99,13 @@ async fn a_secret_that_may_not_be_watched_is_read_every_five_minutes_and_more_of
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_secret_that_has_changed_after_a_refusal_is_not_doubted() {
+async fn a_secret_that_has_changed_after_a_failure_is_read_at_the_normal_interval_again() {
     let (secrets, name, mut reads) = follow(|read| {
         let data = json!({ "password": if read > 1 { "bmV3" } else { "b2xk" } });
         (200, json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "portal" }, "data": data }))
     });
     assert_eq!(seconds_until(&mut reads, 1).await, 0);
-    secrets.read_again(&name);
+    secrets.read_more_often(&name);
     assert_eq!(seconds_until(&mut reads, 2).await, 10);
     assert_eq!(seconds_until(&mut reads, 3).await, 300);
 }

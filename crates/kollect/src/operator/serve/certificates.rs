@@ -20,11 +20,11 @@ use rustls::{
 };
 use tokio::{task::spawn_blocking, time};
 
-use super::{Notice, Report};
+use super::{ReportNotice, ServerNotice};
 
 /// Which certificate a server uses.
 #[derive(Debug, Clone)]
-pub(crate) enum Tls {
+pub(crate) enum ServerTls {
     /// Plain HTTP.
     Off,
     /// PEM files in a directory, which may be replaced at any time.
@@ -39,24 +39,27 @@ pub(crate) enum Tls {
     SelfSigned,
 }
 
-impl Tls {
+impl ServerTls {
     /// Whether a server could start with it; errors name the file.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         self.load(false).map(drop)
     }
 
     /// The TLS configuration, and what reloads its certificate; `None` for plain HTTP.
-    pub(super) fn load(&self, http2: bool) -> anyhow::Result<Option<(Arc<ServerConfig>, Option<Follow>)>> {
+    pub(super) fn load(
+        &self,
+        http2: bool,
+    ) -> anyhow::Result<Option<(Arc<ServerConfig>, Option<CertificateReload>)>> {
         let (key, source) = match self {
             Self::Off => return Ok(None),
             Self::SelfSigned => (self_signed().context("make a self-signed certificate")?, None),
             Self::Files { dir, cert, key } => {
-                let files = Files { certificate: dir.join(cert), key: dir.join(key) };
+                let files = CertificatePaths { certificate: dir.join(cert), key: dir.join(key) };
                 let loaded = files.read()?;
                 (files.parse(&loaded)?, Some((files, loaded)))
             }
         };
-        let current = Arc::new(Current(RwLock::new(Arc::new(key))));
+        let current = Arc::new(CurrentCertificate(RwLock::new(Arc::new(key))));
         let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .context("set up TLS")?
@@ -64,48 +67,50 @@ impl Tls {
             .with_cert_resolver(current.clone());
         config.alpn_protocols =
             if http2 { vec![b"h2".into(), b"http/1.1".into()] } else { vec![b"http/1.1".into()] };
-        let follow = source.map(|(files, loaded)| Follow { files: Arc::new(files), loaded, current });
-        Ok(Some((Arc::new(config), follow)))
+        let reload =
+            source.map(|(files, loaded)| CertificateReload { files: Arc::new(files), loaded, current });
+        Ok(Some((Arc::new(config), reload)))
     }
 }
 
 fn self_signed() -> anyhow::Result<CertifiedKey> {
     let names = ["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
-    let made = rcgen::generate_simple_self_signed(names)?;
-    let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).map_err(|error| anyhow!(error))?;
-    Ok(CertifiedKey::from_der(vec![made.cert.der().clone()], key, &ring::default_provider())?)
+    let generated = rcgen::generate_simple_self_signed(names)?;
+    let key =
+        PrivateKeyDer::try_from(generated.signing_key.serialize_der()).map_err(|error| anyhow!(error))?;
+    Ok(CertifiedKey::from_der(vec![generated.cert.der().clone()], key, &ring::default_provider())?)
 }
 
 /// The certificate for connections that begin now.
 #[derive(Debug)]
-struct Current(RwLock<Arc<CertifiedKey>>);
+struct CurrentCertificate(RwLock<Arc<CertifiedKey>>);
 
-impl ResolvesServerCert for Current {
+impl ResolvesServerCert for CurrentCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.0.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
 }
 
-struct Files {
+struct CertificatePaths {
     certificate: PathBuf,
     key: PathBuf,
 }
 
 /// What was in the two files.
 #[derive(PartialEq, Eq)]
-struct Contents {
+struct CertificateFiles {
     certificate: Vec<u8>,
     key: Vec<u8>,
 }
 
-impl Files {
-    fn read(&self) -> anyhow::Result<Contents> {
+impl CertificatePaths {
+    fn read(&self) -> anyhow::Result<CertificateFiles> {
         let read = |file: &Path| fs::read(file).with_context(|| format!("read {}", file.display()));
-        Ok(Contents { certificate: read(&self.certificate)?, key: read(&self.key)? })
+        Ok(CertificateFiles { certificate: read(&self.certificate)?, key: read(&self.key)? })
     }
 
     /// Fails if the key does not match the certificate.
-    fn parse(&self, contents: &Contents) -> anyhow::Result<CertifiedKey> {
+    fn parse(&self, contents: &CertificateFiles) -> anyhow::Result<CertifiedKey> {
         let file = self.certificate.display();
         let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&contents.certificate).collect();
         let chain = chain.with_context(|| format!("{file} is not PEM"))?;
@@ -120,40 +125,40 @@ impl Files {
 }
 
 /// Reloads the certificate when the files change.
-pub(super) struct Follow {
-    files: Arc<Files>,
-    loaded: Contents,
-    current: Arc<Current>,
+pub(super) struct CertificateReload {
+    files: Arc<CertificatePaths>,
+    loaded: CertificateFiles,
+    current: Arc<CurrentCertificate>,
 }
 
-impl Follow {
+impl CertificateReload {
     /// Never ends.
-    pub(super) async fn run(mut self, every: Duration, report: Report) {
+    pub(super) async fn run(mut self, interval: Duration, report: ReportNotice) {
         let mut last = None;
-        let mut told = None;
+        let mut reported = None;
         loop {
-            time::sleep(every).await;
-            let problem = self.look(&report).await.err().map(|error| format!("{error:#}"));
+            time::sleep(interval).await;
+            let problem = self.reload(&report).await.err().map(|error| format!("{error:#}"));
             // A replacement in progress is complete at the next check: report only what fails twice in the same way.
-            if let Some(problem) = problem.as_ref().filter(|_| problem == last && problem != told) {
-                report(Notice::CertificateBroken(problem.clone()));
-                told = Some(problem.clone());
+            if let Some(problem) = problem.as_ref().filter(|_| problem == last && problem != reported) {
+                report(ServerNotice::CertificateBroken(problem.clone()));
+                reported = Some(problem.clone());
             }
             if problem.is_none() {
-                told = None;
+                reported = None;
             }
             last = problem;
         }
     }
 
-    async fn look(&mut self, report: &Report) -> anyhow::Result<()> {
+    async fn reload(&mut self, report: &ReportNotice) -> anyhow::Result<()> {
         let files = self.files.clone();
         let found = spawn_blocking(move || files.read()).await.context("read the certificate files")??;
         if found != self.loaded {
             let key = Arc::new(self.files.parse(&found)?);
             *self.current.0.write().unwrap_or_else(PoisonError::into_inner) = key;
             self.loaded = found;
-            report(Notice::CertificateReplaced(self.files.certificate.display().to_string()));
+            report(ServerNotice::CertificateReplaced(self.files.certificate.display().to_string()));
         }
         Ok(())
     }

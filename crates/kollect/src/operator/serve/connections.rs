@@ -15,19 +15,19 @@ use tokio::{
 /// All open connections.
 pub(super) struct Connections {
     limit: usize,
-    state: Mutex<State>,
+    state: Mutex<ConnectionsState>,
     /// Notified when a connection has ended or waits for its client again. Only the task that accepts waits for it.
     changed: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct ConnectionsState {
     next: u64,
-    open: BTreeMap<u64, Open>,
+    open: BTreeMap<u64, OpenConnection>,
 }
 
 /// An open connection.
-struct Open {
+struct OpenConnection {
     /// Requests that have arrived completely and are not answered yet.
     answering: usize,
     /// Since when it has waited: for a handshake, for the rest of a request, or for another request.
@@ -37,32 +37,32 @@ struct Open {
 }
 
 /// Resolves when a connection has to close for another one.
-pub(super) type Closed = oneshot::Receiver<Infallible>;
+pub(super) type MustClose = oneshot::Receiver<Infallible>;
 
 /// The slot of one connection, which is freed when the connection ends. Requests of the connection have clones.
 #[derive(Clone)]
-pub(super) struct Slot(Arc<Held>);
+pub(super) struct ConnectionSlot(Arc<HeldSlot>);
 
-struct Held {
+struct HeldSlot {
     connections: Arc<Connections>,
     id: u64,
 }
 
 /// A request that is being answered; dropped with its response.
-pub(super) struct Answering(Slot);
+pub(super) struct RequestInFlight(ConnectionSlot);
 
 impl Connections {
     pub(super) fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self { limit, state: Mutex::default(), changed: Notify::new() })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ConnectionsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until there is room for one more, and closes another connection for it if necessary. Returns whether it
     /// did. Connections whose requests are being answered are not closed.
-    pub(super) async fn room(&self) -> bool {
+    pub(super) async fn wait_for_room(&self) -> bool {
         loop {
             {
                 let mut state = self.state();
@@ -80,30 +80,30 @@ impl Connections {
         }
     }
 
-    /// Adds a new connection; call [`Self::room`] first.
-    pub(super) fn admit(self: &Arc<Self>) -> (Slot, Closed) {
+    /// Adds a new connection; call [`Self::wait_for_room`] first.
+    pub(super) fn admit(self: &Arc<Self>) -> (ConnectionSlot, MustClose) {
         let (close, closed) = oneshot::channel();
         let mut state = self.state();
         let id = state.next;
         state.next += 1;
-        state.open.insert(id, Open { answering: 0, waiting_since: Instant::now(), _close: close });
-        (Slot(Arc::new(Held { connections: self.clone(), id })), closed)
+        state.open.insert(id, OpenConnection { answering: 0, waiting_since: Instant::now(), _close: close });
+        (ConnectionSlot(Arc::new(HeldSlot { connections: self.clone(), id })), closed)
     }
 }
 
-impl Slot {
+impl ConnectionSlot {
     /// A request has arrived completely: the client waits for the server from now on.
-    pub(super) fn answering(&self) -> Answering {
+    pub(super) fn answering(&self) -> RequestInFlight {
         if let Some(open) = self.0.connections.state().open.get_mut(&self.0.id) {
             open.answering += 1;
         }
-        Answering(self.clone())
+        RequestInFlight(self.clone())
     }
 }
 
-impl Drop for Answering {
+impl Drop for RequestInFlight {
     fn drop(&mut self) {
-        let Held { connections, id } = &*self.0.0;
+        let HeldSlot { connections, id } = &*self.0.0;
         if let Some(open) = connections.state().open.get_mut(id) {
             open.answering = open.answering.saturating_sub(1);
             open.waiting_since = Instant::now();
@@ -112,7 +112,7 @@ impl Drop for Answering {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldSlot {
     fn drop(&mut self) {
         self.connections.state().open.remove(&self.id);
         self.connections.changed.notify_one();

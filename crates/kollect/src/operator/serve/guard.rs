@@ -1,4 +1,4 @@
-//! Authentication and authorization: the API server says which user a token belongs to, and what that user may do.
+//! Authentication and authorization: the API server decides which user a token belongs to, and what that user may do.
 
 mod cache;
 
@@ -14,7 +14,7 @@ use axum::{
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
 };
-use cache::Cache;
+use cache::ExpiringCache;
 use http::{
     HeaderMap, StatusCode,
     header::{AUTHORIZATION, WWW_AUTHENTICATE},
@@ -30,26 +30,26 @@ use tokio::{
     time::{self, Instant},
 };
 
-use super::{Notice, Report};
-use crate::cluster::plain;
+use super::{ReportNotice, ServerNotice};
+use crate::cluster::innermost_cause;
 
 /// How long a positive review is cached.
-const ALLOWED: Duration = Duration::from_secs(30);
+const ALLOWED_LIFETIME: Duration = Duration::from_secs(30);
 /// How long a negative review is cached: shorter, so that a new permission works soon.
-const REFUSED: Duration = Duration::from_secs(5);
-const ENTRIES: usize = 512;
+const REFUSED_LIFETIME: Duration = Duration::from_secs(5);
+const CACHE_ENTRIES: usize = 512;
 /// Longer than any token that API servers issue.
 const LONGEST_TOKEN: usize = 16 << 10;
 /// Limit of concurrent reviews: clients with bad tokens must not flood the API server through this server.
-const REVIEWS: usize = 8;
+const MAX_REVIEWS: usize = 8;
 /// Time limit of both reviews, including the wait for a free slot.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
 /// The least time between two notices that reviews fail.
 const NOTICE_PAUSE: Duration = Duration::from_secs(30);
 
-/// What the API server said about one token, verb and path.
+/// The decision of the API server about one token, verb and path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
+enum AccessDecision {
     Allowed,
     /// There is no token, or the API server does not accept it.
     Unknown,
@@ -58,24 +58,24 @@ enum Verdict {
 }
 
 /// Lets a request through only if its user has the right to the path, a non-resource URL.
-pub(crate) struct Guard {
+pub(crate) struct AccessGuard {
     client: Client,
     reviews: Semaphore,
-    allowed: Mutex<Cache<Verdict>>,
+    allowed: Mutex<ExpiringCache<AccessDecision>>,
     /// A cache of its own, so that invalid tokens do not evict valid ones.
-    refused: Mutex<Cache<Verdict>>,
-    report: Report,
+    refused: Mutex<ExpiringCache<AccessDecision>>,
+    report: ReportNotice,
     last_notice: Mutex<Option<Instant>>,
 }
 
-impl Guard {
+impl AccessGuard {
     /// `client` needs the right to create `tokenreviews` and `subjectaccessreviews`.
-    pub(crate) fn new(client: Client, report: Report) -> Arc<Self> {
+    pub(crate) fn new(client: Client, report: ReportNotice) -> Arc<Self> {
         Arc::new(Self {
             client,
-            reviews: Semaphore::new(REVIEWS),
-            allowed: Mutex::new(Cache::new(ENTRIES)),
-            refused: Mutex::new(Cache::new(ENTRIES)),
+            reviews: Semaphore::new(MAX_REVIEWS),
+            allowed: Mutex::new(ExpiringCache::new(CACHE_ENTRIES)),
+            refused: Mutex::new(ExpiringCache::new(CACHE_ENTRIES)),
             report,
             last_notice: Mutex::default(),
         })
@@ -84,33 +84,37 @@ impl Guard {
     /// Puts the guard before all routes of a router. The router must not be nested: the guard must see the paths that
     /// clients request.
     pub(crate) fn protect(self: Arc<Self>, router: Router) -> Router {
-        router.layer(from_fn_with_state(self, pass))
+        router.layer(from_fn_with_state(self, check_access))
     }
 
-    async fn verdict(&self, headers: &HeaderMap, verb: &str, path: &str) -> anyhow::Result<Verdict> {
-        let Some(token) = bearer(headers) else { return Ok(Verdict::Unknown) };
+    async fn decide(&self, headers: &HeaderMap, verb: &str, path: &str) -> anyhow::Result<AccessDecision> {
+        let Some(token) = bearer(headers) else { return Ok(AccessDecision::Unknown) };
         let key = key(token, verb, path);
         let now = Instant::now();
         for cache in [&self.allowed, &self.refused] {
-            if let Some(verdict) = cache.lock().unwrap_or_else(PoisonError::into_inner).get(&key, now) {
-                return Ok(verdict);
+            if let Some(decision) = cache.lock().unwrap_or_else(PoisonError::into_inner).get(&key, now) {
+                return Ok(decision);
             }
         }
-        let verdict = time::timeout(PATIENCE, self.review(token, verb, path)).await;
-        let verdict = verdict.map_err(|_| anyhow!("no answer for {PATIENCE:?}"))??;
-        let (cache, lifetime) = match verdict {
-            Verdict::Allowed => (&self.allowed, ALLOWED),
-            Verdict::Unknown | Verdict::Forbidden => (&self.refused, REFUSED),
+        let decision = time::timeout(REVIEW_TIMEOUT, self.review(token, verb, path)).await;
+        let decision = decision.map_err(|_| anyhow!("no answer for {REVIEW_TIMEOUT:?}"))??;
+        let (cache, lifetime) = match decision {
+            AccessDecision::Allowed => (&self.allowed, ALLOWED_LIFETIME),
+            AccessDecision::Unknown | AccessDecision::Forbidden => (&self.refused, REFUSED_LIFETIME),
         };
-        // The lifetime starts with the question, because the answer may be as old.
-        cache.lock().unwrap_or_else(PoisonError::into_inner).put(key, verdict, now, now + lifetime);
-        Ok(verdict)
+        // The lifetime starts with the request, because the answer may be as old.
+        cache.lock().unwrap_or_else(PoisonError::into_inner).put(key, decision, now, now + lifetime);
+        Ok(decision)
     }
 
-    async fn review(&self, token: &str, verb: &str, path: &str) -> anyhow::Result<Verdict> {
+    async fn review(&self, token: &str, verb: &str, path: &str) -> anyhow::Result<AccessDecision> {
         let _slot = self.reviews.acquire().await?;
-        let Some(user) = self.user(token).await? else { return Ok(Verdict::Unknown) };
-        Ok(if self.may(user, verb, path).await? { Verdict::Allowed } else { Verdict::Forbidden })
+        let Some(user) = self.user(token).await? else { return Ok(AccessDecision::Unknown) };
+        Ok(if self.is_allowed(user, verb, path).await? {
+            AccessDecision::Allowed
+        } else {
+            AccessDecision::Forbidden
+        })
     }
 
     async fn user(&self, token: &str) -> anyhow::Result<Option<UserInfo>> {
@@ -118,12 +122,12 @@ impl Guard {
         let review = TokenReview { spec, ..TokenReview::default() };
         let reviews = Api::<TokenReview>::all(self.client.clone());
         let answer = reviews.create(&PostParams::default(), &review).await;
-        let answer = answer.map_err(plain).context("create a TokenReview")?;
+        let answer = answer.map_err(innermost_cause).context("create a TokenReview")?;
         let status = answer.status.context("a TokenReview without a status")?;
         Ok(if status.authenticated == Some(true) { Some(status.user.unwrap_or_default()) } else { None })
     }
 
-    async fn may(&self, user: UserInfo, verb: &str, path: &str) -> anyhow::Result<bool> {
+    async fn is_allowed(&self, user: UserInfo, verb: &str, path: &str) -> anyhow::Result<bool> {
         let attributes = NonResourceAttributes { path: Some(path.to_owned()), verb: Some(verb.to_owned()) };
         let spec = SubjectAccessReviewSpec {
             user: user.username,
@@ -136,34 +140,34 @@ impl Guard {
         let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
         let reviews = Api::<SubjectAccessReview>::all(self.client.clone());
         let answer = reviews.create(&PostParams::default(), &review).await;
-        let answer = answer.map_err(plain).context("create a SubjectAccessReview")?;
+        let answer = answer.map_err(innermost_cause).context("create a SubjectAccessReview")?;
         let status = answer.status.context("a SubjectAccessReview without a status")?;
         Ok(status.allowed && status.denied != Some(true))
     }
 
     /// Reports why a review failed, at most once per [`NOTICE_PAUSE`]. Clients do not get the cause.
-    fn failed(&self, error: &anyhow::Error) {
+    fn report_failure(&self, error: &anyhow::Error) {
         let now = Instant::now();
         let mut last = self.last_notice.lock().unwrap_or_else(PoisonError::into_inner);
         if last.is_none_or(|last| now >= last + NOTICE_PAUSE) {
             *last = Some(now);
             drop(last);
-            (self.report)(Notice::ReviewFailed(format!("{error:#}")));
+            (self.report)(ServerNotice::ReviewFailed(format!("{error:#}")));
         }
     }
 }
 
-async fn pass(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
+async fn check_access(State(guard): State<Arc<AccessGuard>>, request: Request, next: Next) -> Response {
     let verb = request.method().as_str().to_ascii_lowercase();
-    match guard.verdict(request.headers(), &verb, request.uri().path()).await {
-        Ok(Verdict::Allowed) => next.run(request).await,
-        Ok(Verdict::Unknown) => {
+    match guard.decide(request.headers(), &verb, request.uri().path()).await {
+        Ok(AccessDecision::Allowed) => next.run(request).await,
+        Ok(AccessDecision::Unknown) => {
             let challenge = [(WWW_AUTHENTICATE, "Bearer")];
             (StatusCode::UNAUTHORIZED, challenge, "unauthorized\n").into_response()
         }
-        Ok(Verdict::Forbidden) => (StatusCode::FORBIDDEN, "forbidden\n").into_response(),
+        Ok(AccessDecision::Forbidden) => (StatusCode::FORBIDDEN, "forbidden\n").into_response(),
         Err(error) => {
-            guard.failed(&error);
+            guard.report_failure(&error);
             (StatusCode::INTERNAL_SERVER_ERROR, "the rights could not be reviewed\n").into_response()
         }
     }

@@ -5,7 +5,7 @@ pub(super) mod client;
 use std::{sync::Arc, time::Duration};
 
 use axum::{Router, body::Bytes, routing};
-use client::{Authority, Connection, LIMIT, Mount, Notices, credulous, endpoint, files};
+use client::{Authority, Connection, Mount, Notices, WAIT_LIMIT, endpoint, files, trusts_any_server};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use kollect_engine::tasks::Tasks;
 use tokio::{
@@ -14,20 +14,20 @@ use tokio::{
     time::{self, Instant},
 };
 
-use super::{Endpoint, Limits, Notice, Server, Tls};
+use super::{HttpServer, Limits, ListenEndpoint, ServerNotice, ServerTls};
 
-fn greeting() -> Router {
+fn hello_router() -> Router {
     Router::new()
         .route("/", routing::get(|| async { "hello" }))
         .route("/size", routing::post(|body: Bytes| async move { body.len().to_string() }))
 }
 
-async fn start(endpoint: Endpoint) -> Server {
-    Server::start(&Tasks::default(), endpoint, greeting(), Notices::default().report()).await.unwrap()
+async fn start(endpoint: ListenEndpoint) -> HttpServer {
+    HttpServer::start(&Tasks::default(), endpoint, hello_router(), Notices::default().report()).await.unwrap()
 }
 
-fn limited(change: impl FnOnce(&mut Limits)) -> Endpoint {
-    let mut endpoint = endpoint(Tls::Off);
+fn limited(change: impl FnOnce(&mut Limits)) -> ListenEndpoint {
+    let mut endpoint = endpoint(ServerTls::Off);
     change(&mut endpoint.limits);
     endpoint
 }
@@ -39,19 +39,24 @@ async fn a_swapped_certificate_is_served_to_new_connections_and_old_ones_go_on()
     let mut mount = Mount::new(&first);
     let notices = Notices::default();
     let server =
-        Server::start(&Tasks::default(), endpoint(mount.tls()), greeting(), notices.report()).await.unwrap();
+        HttpServer::start(&Tasks::default(), endpoint(mount.tls()), hello_router(), notices.report())
+            .await
+            .unwrap();
     let mut old = Connection::secure(server.address, authority.trusting()).await.unwrap();
     assert_eq!(old.certificate(), first.der);
     assert_eq!(old.get("/", "").await.body, "hello");
 
     mount.swap(&second.certificate, &second.key);
-    assert!(matches!(notices.until(1).await, Notice::CertificateReplaced(_)));
+    assert!(matches!(notices.until(1).await, ServerNotice::CertificateReplaced(_)));
     assert_eq!(old.get("/", "").await.body, "hello");
     let mut new = Connection::secure(server.address, authority.trusting()).await.unwrap();
     assert_eq!(new.certificate(), second.der);
     assert_eq!(new.get("/", "").await.body, "hello");
-    let stranger = Authority::new().trusting();
-    assert!(Connection::secure(server.address, stranger).await.is_err(), "the check is a check");
+    let other_authority = Authority::new().trusting();
+    assert!(
+        Connection::secure(server.address, other_authority).await.is_err(),
+        "the client verifies certificates"
+    );
 }
 
 #[tokio::test]
@@ -61,64 +66,70 @@ async fn a_broken_certificate_is_reported_once_and_the_old_one_stays() {
     let mut mount = Mount::new(&first);
     let notices = Notices::default();
     let server =
-        Server::start(&Tasks::default(), endpoint(mount.tls()), greeting(), notices.report()).await.unwrap();
-    let seen =
+        HttpServer::start(&Tasks::default(), endpoint(mount.tls()), hello_router(), notices.report())
+            .await
+            .unwrap();
+    let served_certificate =
         || async { Connection::secure(server.address, authority.trusting()).await.unwrap().certificate() };
 
     mount.swap("not a certificate", &second.key);
-    let Notice::CertificateBroken(cause) = notices.until(1).await else { panic!("{:?}", notices.all()) };
+    let ServerNotice::CertificateBroken(cause) = notices.until(1).await else {
+        panic!("{:?}", notices.all())
+    };
     assert!(cause.contains("tls.crt contains no certificate"), "{cause}");
-    assert_eq!(seen().await, first.der);
+    assert_eq!(served_certificate().await, first.der);
     mount.swap(&second.certificate, &first.key);
-    let Notice::CertificateBroken(cause) = notices.until(2).await else { panic!("{:?}", notices.all()) };
+    let ServerNotice::CertificateBroken(cause) = notices.until(2).await else {
+        panic!("{:?}", notices.all())
+    };
     assert!(cause.contains("no usable pair"), "{cause}");
     assert!(!cause.contains("BEGIN"), "{cause}");
-    assert_eq!(seen().await, first.der);
+    assert_eq!(served_certificate().await, first.der);
     mount.swap(&second.certificate, &second.key);
-    assert!(matches!(notices.until(3).await, Notice::CertificateReplaced(_)), "{:?}", notices.all());
-    assert_eq!(seen().await, second.der);
+    assert!(matches!(notices.until(3).await, ServerNotice::CertificateReplaced(_)), "{:?}", notices.all());
+    assert_eq!(served_certificate().await, second.der);
 }
 
 #[tokio::test]
 async fn errors_at_the_start_name_the_file_or_the_flag() {
-    let failure = |endpoint: Endpoint| async {
+    let failure = |endpoint: ListenEndpoint| async {
         let server =
-            Server::start(&Tasks::default(), endpoint, greeting(), Notices::default().report()).await;
+            HttpServer::start(&Tasks::default(), endpoint, hello_router(), Notices::default().report()).await;
         format!("{:#}", server.err().expect("an error"))
     };
     let empty = tempfile::tempdir().unwrap();
     let missing = failure(endpoint(files(empty.path().into()))).await;
     assert!(missing.contains("tls.crt"), "{missing}");
-    let running = start(endpoint(Tls::Off)).await;
+    let running = start(endpoint(ServerTls::Off)).await;
     for address in [running.address.to_string(), "nonsense".to_owned()] {
-        let taken = failure(Endpoint { address: address.clone(), ..endpoint(Tls::Off) }).await;
-        assert!(taken.contains(&format!("listen on {address} (--test-bind-address)")), "{taken}");
+        let error = failure(ListenEndpoint { address: address.clone(), ..endpoint(ServerTls::Off) }).await;
+        assert!(error.contains(&format!("listen on {address} (--test-bind-address)")), "{error}");
     }
 }
 
 #[tokio::test]
 async fn an_address_without_a_host_is_every_address() {
-    let server = start(Endpoint { address: ":0".into(), ..endpoint(Tls::Off) }).await;
+    let server = start(ListenEndpoint { address: ":0".into(), ..endpoint(ServerTls::Off) }).await;
     let address = ([127, 0, 0, 1], server.address.port()).into();
     assert_eq!(Connection::plain(address).await.get("/", "").await.body, "hello");
 }
 
 #[tokio::test]
-async fn a_self_signed_server_speaks_http_1_unless_http_2_is_enabled() {
+async fn a_self_signed_server_uses_http_1_unless_http_2_is_enabled() {
     let offers = |protocols: &[&str]| {
-        let mut config = credulous();
+        let mut config = trusts_any_server();
         config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
         config
     };
-    let server = start(endpoint(Tls::SelfSigned)).await;
+    let server = start(endpoint(ServerTls::SelfSigned)).await;
     let mut both = Connection::secure(server.address, offers(&["h2", "http/1.1"])).await.unwrap();
     assert_eq!(both.protocol(), Some(&b"http/1.1"[..]));
     assert_eq!(both.get("/", "").await.body, "hello");
     assert!(Connection::secure(server.address, offers(&["h2"])).await.is_err());
-    let trusts_nobody_it_does_not_know = Authority::new().trusting();
-    assert!(Connection::secure(server.address, trusts_nobody_it_does_not_know).await.is_err());
+    let other_authority = Authority::new().trusting();
+    assert!(Connection::secure(server.address, other_authority).await.is_err());
 
-    let server = start(Endpoint { http2: true, ..endpoint(Tls::SelfSigned) }).await;
+    let server = start(ListenEndpoint { http2: true, ..endpoint(ServerTls::SelfSigned) }).await;
     let both = Connection::secure(server.address, offers(&["h2", "http/1.1"])).await.unwrap();
     assert_eq!(both.protocol(), Some(&b"h2"[..]));
     let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(both.stream));
@@ -126,8 +137,8 @@ async fn a_self_signed_server_speaks_http_1_unless_http_2_is_enabled() {
     tokio::spawn(connection);
     let request = http::Request::get("https://localhost/").body(axum::body::Body::empty()).unwrap();
     assert_eq!(sender.send_request(request).await.unwrap().status(), 200);
-    let mut older = Connection::secure(server.address, offers(&[])).await.unwrap();
-    assert_eq!(older.get("/", "").await.body, "hello");
+    let mut without_alpn = Connection::secure(server.address, offers(&[])).await.unwrap();
+    assert_eq!(without_alpn.get("/", "").await.body, "hello");
 }
 
 #[tokio::test]
@@ -139,19 +150,23 @@ async fn a_shutdown_finishes_running_requests_and_closes_the_others() {
         wait.notified().await;
         "done"
     });
-    let router = greeting().route("/slow", slow);
-    let server =
-        Server::start(&Tasks::default(), endpoint(Tls::SelfSigned), router, Notices::default().report())
-            .await
-            .unwrap();
+    let router = hello_router().route("/slow", slow);
+    let server = HttpServer::start(
+        &Tasks::default(),
+        endpoint(ServerTls::SelfSigned),
+        router,
+        Notices::default().report(),
+    )
+    .await
+    .unwrap();
     let address = server.address;
-    let mut idle = Connection::secure(address, credulous()).await.unwrap();
+    let mut idle = Connection::secure(address, trusts_any_server()).await.unwrap();
     idle.get("/", "").await;
-    let mut running = Connection::secure(address, credulous()).await.unwrap();
+    let mut running = Connection::secure(address, trusts_any_server()).await.unwrap();
     running.send("GET /slow HTTP/1.1\r\nHost: x\r\n\r\n").await;
     entered.notified().await;
 
-    let shutdown = tokio::spawn(server.shutdown(LIMIT));
+    let shutdown = tokio::spawn(server.shutdown(WAIT_LIMIT));
     assert_eq!(idle.answer().await, None, "an idle connection is closed at once");
     assert!(TcpStream::connect(address).await.is_err());
     assert!(!shutdown.is_finished());
@@ -169,14 +184,15 @@ async fn a_shutdown_cuts_what_is_not_finished_at_its_deadline() {
         std::future::pending::<&str>().await
     });
     let router = Router::new().route("/", stuck);
-    let server = Server::start(&Tasks::default(), endpoint(Tls::Off), router, Notices::default().report())
-        .await
-        .unwrap();
+    let server =
+        HttpServer::start(&Tasks::default(), endpoint(ServerTls::Off), router, Notices::default().report())
+            .await
+            .unwrap();
     let mut running = Connection::plain(server.address).await;
     running.send("GET / HTTP/1.1\r\nHost: x\r\n\r\n").await;
     entered.notified().await;
     let started = Instant::now();
-    let cut = time::timeout(LIMIT, server.shutdown(Duration::from_millis(200))).await.unwrap();
+    let cut = time::timeout(WAIT_LIMIT, server.shutdown(Duration::from_millis(200))).await.unwrap();
     assert_eq!(cut, 1);
     assert!(started.elapsed() >= Duration::from_millis(200));
     assert_eq!(running.answer().await, None);
@@ -186,25 +202,25 @@ async fn a_shutdown_cuts_what_is_not_finished_at_its_deadline() {
 async fn slow_clients_lose_their_connection() {
     let short = Duration::from_millis(200);
     let server = start(limited(|limits| limits.head = short)).await;
-    let mut trickling = Connection::plain(server.address).await;
-    trickling.send("GET / HTTP/1.1\r\nX-Slow: ").await;
-    assert_ne!(trickling.answer().await.map(|answer| answer.status), Some(200));
-    let mut mute = Connection::plain(server.address).await;
-    assert_eq!(mute.answer().await, None, "before the first request as well");
-    let mut silent = Connection::plain(server.address).await;
-    assert_eq!(silent.get("/", "").await.status, 200);
-    assert_eq!(silent.answer().await, None, "after a request it is no different");
+    let mut slow_head = Connection::plain(server.address).await;
+    slow_head.send("GET / HTTP/1.1\r\nX-Slow: ").await;
+    assert_ne!(slow_head.answer().await.map(|answer| answer.status), Some(200));
+    let mut no_request = Connection::plain(server.address).await;
+    assert_eq!(no_request.answer().await, None, "before the first request as well");
+    let mut after_request = Connection::plain(server.address).await;
+    assert_eq!(after_request.get("/", "").await.status, 200);
+    assert_eq!(after_request.answer().await, None, "after a request it is no different");
 
     let server = start(limited(|limits| limits.request = short)).await;
-    let mut withholding = Connection::plain(server.address).await;
-    withholding.send("POST /size HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nab").await;
-    assert_eq!(withholding.answer().await.unwrap().status, 503);
+    let mut slow_body = Connection::plain(server.address).await;
+    slow_body.send("POST /size HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nab").await;
+    assert_eq!(slow_body.answer().await.unwrap().status, 503);
 
-    let mut secure = endpoint(Tls::SelfSigned);
+    let mut secure = endpoint(ServerTls::SelfSigned);
     secure.limits.handshake = short;
     let server = start(secure).await;
-    let mut mute = Connection::plain(server.address).await;
-    assert_eq!(mute.answer().await, None);
+    let mut no_request = Connection::plain(server.address).await;
+    assert_eq!(no_request.answer().await, None);
 
     let server = start(limited(|limits| limits.age = short)).await;
     let mut old = Connection::plain(server.address).await;
@@ -230,48 +246,52 @@ async fn large_requests_are_refused() {
     chunked.send(&chunk).await;
     assert_eq!(chunked.answer().await.unwrap().status, 413);
 
-    let mut wordy = Connection::plain(server.address).await;
-    wordy.send(&format!("GET / HTTP/1.1\r\nHost: x\r\nX-Long: {}", "x".repeat(100 << 10))).await;
-    assert_eq!(wordy.answer().await.unwrap().status, 431);
+    let mut large_head = Connection::plain(server.address).await;
+    large_head.send(&format!("GET / HTTP/1.1\r\nHost: x\r\nX-Long: {}", "x".repeat(100 << 10))).await;
+    assert_eq!(large_head.answer().await.unwrap().status, 431);
 }
 
 /// Only the limit of connections closes one.
-fn crowded(tls: Tls) -> Endpoint {
-    let ages = Duration::from_hours(1);
+fn crowded(tls: ServerTls) -> ListenEndpoint {
+    let long = Duration::from_hours(1);
     let limits = Limits {
         connections: 4,
-        handshake: ages,
-        head: ages,
-        request: ages,
-        age: ages,
-        ..endpoint(Tls::Off).limits
+        handshake: long,
+        head: long,
+        request: long,
+        age: long,
+        ..endpoint(ServerTls::Off).limits
     };
-    Endpoint { limits, ..endpoint(tls) }
+    ListenEndpoint { limits, ..endpoint(tls) }
 }
 
 #[tokio::test]
-async fn clients_that_send_nothing_or_half_a_request_keep_no_other_client_out() {
-    let server = start(crowded(Tls::Off)).await;
-    let halves =
+async fn clients_that_send_nothing_or_half_a_request_do_not_block_other_clients() {
+    let server = start(crowded(ServerTls::Off)).await;
+    let incomplete_requests =
         ["", "GET / HTTP/1.1\r\nHost:", "POST /size HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nab"];
-    for half in halves {
+    for incomplete in incomplete_requests {
         let mut held = Vec::new();
         for _ in 0..10 {
             let mut connection = Connection::plain(server.address).await;
-            connection.send(half).await;
+            connection.send(incomplete).await;
             held.push(connection);
         }
-        assert_eq!(Connection::plain(server.address).await.get("/", "").await.body, "hello", "{half:?}");
+        assert_eq!(
+            Connection::plain(server.address).await.get("/", "").await.body,
+            "hello",
+            "{incomplete:?}"
+        );
         let first = held.first_mut().unwrap();
-        assert_eq!(first.answer().await, None, "the one that has waited longest is closed: {half:?}");
+        assert_eq!(first.answer().await, None, "the one that has waited longest is closed: {incomplete:?}");
     }
 
-    let server = start(crowded(Tls::SelfSigned)).await;
-    let mut mute = Vec::new();
+    let server = start(crowded(ServerTls::SelfSigned)).await;
+    let mut silent = Vec::new();
     for _ in 0..10 {
-        mute.push(Connection::plain(server.address).await);
+        silent.push(Connection::plain(server.address).await);
     }
-    let mut connection = Connection::secure(server.address, credulous()).await.unwrap();
+    let mut connection = Connection::secure(server.address, trusts_any_server()).await.unwrap();
     assert_eq!(connection.get("/", "").await.body, "hello");
 }
 
@@ -279,7 +299,9 @@ async fn clients_that_send_nothing_or_half_a_request_keep_no_other_client_out() 
 async fn a_client_that_was_answered_lately_is_closed_after_those_that_wait_longer() {
     let notices = Notices::default();
     let server =
-        Server::start(&Tasks::default(), crowded(Tls::Off), greeting(), notices.report()).await.unwrap();
+        HttpServer::start(&Tasks::default(), crowded(ServerTls::Off), hello_router(), notices.report())
+            .await
+            .unwrap();
     let mut used = Connection::plain(server.address).await;
     let mut idle = Vec::new();
     for _ in 0..3 {
@@ -297,7 +319,7 @@ async fn a_client_that_was_answered_lately_is_closed_after_those_that_wait_longe
         others.push(other);
     }
     assert_eq!(used.get("/", "").await.status, 200);
-    assert_eq!(notices.all(), [Notice::Crowded(4)], "told once, not for every connection");
+    assert_eq!(notices.all(), [ServerNotice::Crowded(4)], "reported once, not for every connection");
 }
 
 #[tokio::test]
@@ -309,11 +331,11 @@ async fn requests_that_are_being_answered_are_finished_before_others_are_admitte
         wait.notified().await;
         "done"
     });
-    let mut endpoint = crowded(Tls::Off);
+    let mut endpoint = crowded(ServerTls::Off);
     endpoint.limits.connections = 1;
-    let router = greeting().route("/slow", slow);
+    let router = hello_router().route("/slow", slow);
     let server =
-        Server::start(&Tasks::default(), endpoint, router, Notices::default().report()).await.unwrap();
+        HttpServer::start(&Tasks::default(), endpoint, router, Notices::default().report()).await.unwrap();
     let mut first = Connection::plain(server.address).await;
     first.send("POST /slow HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab").await;
     entered.notified().await;

@@ -19,9 +19,9 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use kinds::number_of;
-pub(super) use kinds::{KINDS, Resource, kind_of};
-pub(super) use objects::Object;
-use objects::{Change, KindObjects, ObjectName};
+pub(super) use kinds::{KINDS, SimulatedKind, kind_of};
+pub(super) use objects::StoredObject;
+use objects::{ObjectChange, StoredKind, StoredName};
 
 use super::{journal::Journal, signal::Signal};
 
@@ -32,32 +32,32 @@ pub(super) struct ApiFaults {
     pub(super) errors: u8,
     /// Requests and events are late by at most this time.
     pub(super) latency: Duration,
-    /// How many versions lists are behind.
+    /// How many versions old lists are.
     pub(super) stale: u64,
 }
 
 /// Lists are stale for at most this time: after two minutes an operator assumes that the cluster was restored.
 const LONGEST_STALE: Duration = Duration::from_secs(45);
-/// After a process has begun to lead, no list is stale for this time. Real lists never are: they are quorum reads.
-const FRESH: Duration = Duration::from_mins(3);
+/// No list is stale for this time after a process has begun to lead. Real lists never are: they are quorum reads.
+const FRESH_AFTER_ELECTION: Duration = Duration::from_mins(3);
 
 /// One API server. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct ApiServer(Arc<Shared>);
+pub(super) struct ApiServer(Arc<ApiServerShared>);
 
-struct Shared {
+struct ApiServerShared {
     /// Name of the cluster, for UIDs.
     name: String,
-    state: Mutex<State>,
+    state: Mutex<ApiServerState>,
     /// By number of the kind.
     changed: Vec<Signal>,
     journal: Journal,
 }
 
-pub(super) struct State {
+pub(super) struct ApiServerState {
     version: u64,
     /// By number of the kind.
-    kinds: Vec<KindObjects>,
+    kinds: Vec<StoredKind>,
     /// Watches cannot begin before this version.
     oldest: u64,
     /// Kinds that are not served.
@@ -74,33 +74,32 @@ pub(super) struct State {
     /// Whether it knows streamed lists.
     streams_lists: bool,
     random: fastrand::Rng,
-    uids: u64,
+    uid_count: u64,
     /// How many objects clients have changed.
-    written: u64,
+    client_writes: u64,
     /// Profiles, targets and inventories whose status was written, oldest first.
-    told: Vec<WrittenStatus>,
+    written_statuses: Vec<WrittenStatus>,
     /// When the status of each of these was last written, and when before that.
-    told_at: BTreeMap<(usize, ObjectName), (u64, u64)>,
+    status_times: BTreeMap<(usize, StoredName), (u64, u64)>,
 }
 
 /// A status that was written.
 pub(super) struct WrittenStatus {
     pub(super) plural: &'static str,
-    pub(super) before: Arc<Object>,
-    pub(super) object: Arc<Object>,
+    pub(super) before: Arc<StoredObject>,
+    pub(super) object: Arc<StoredObject>,
     /// From the status before the last one, whose successor may have been made before it was written, until this one.
-    pub(super) time: (u64, u64),
-    /// When it was written.
-    pub(super) at: Instant,
+    pub(super) period: (u64, u64),
+    pub(super) written_at: Instant,
 }
 
 impl ApiServer {
     pub(super) fn new(name: &str, seed: u64, journal: Journal) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let streams_lists = random.u8(..4) > 0;
-        let state = State {
+        let state = ApiServerState {
             version: 1,
-            kinds: KINDS.iter().map(|_| KindObjects::default()).collect(),
+            kinds: KINDS.iter().map(|_| StoredKind::default()).collect(),
             oldest: 0,
             unserved: BTreeSet::new(),
             denied: BTreeSet::new(),
@@ -110,22 +109,23 @@ impl ApiServer {
             fresh_until: Instant::now(),
             streams_lists,
             random,
-            uids: 0,
-            written: 0,
-            told: Vec::new(),
-            told_at: BTreeMap::new(),
+            uid_count: 0,
+            client_writes: 0,
+            written_statuses: Vec::new(),
+            status_times: BTreeMap::new(),
         };
         let changed = KINDS.iter().map(|_| Signal::default()).collect();
-        let server = Self(Arc::new(Shared { name: name.into(), state: Mutex::new(state), changed, journal }));
+        let server =
+            Self(Arc::new(ApiServerShared { name: name.into(), state: Mutex::new(state), changed, journal }));
         server.change("namespaces", "", "kube-system", |_| {});
         server
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ApiServerState> {
         self.0.state.lock().unwrap()
     }
 
-    /// Tells the watches of a kind.
+    /// Wakes the watches of a kind.
     fn announce(&self, kind: usize) {
         self.0.changed[kind].announce();
     }
@@ -144,7 +144,7 @@ impl ApiServer {
     ) {
         let kind = number_of(plural);
         let mut state = self.lock();
-        let name: ObjectName = (namespace.to_owned(), name.to_owned());
+        let name: StoredName = (namespace.to_owned(), name.to_owned());
         let before = state.kinds[kind].objects.get(&name).cloned();
         let mut object = match &before {
             Some(before) => before.value.clone(),
@@ -164,15 +164,15 @@ impl ApiServer {
         self.announce(kind);
     }
 
-    /// Deletes an object; one with finalizers goes when they are gone.
+    /// Deletes an object; one with finalizers is removed when they are.
     pub(super) fn delete(&self, plural: &str, namespace: &str, name: &str) {
         let kind = number_of(plural);
         let mut state = self.lock();
-        let name: ObjectName = (namespace.to_owned(), name.to_owned());
+        let name: StoredName = (namespace.to_owned(), name.to_owned());
         let Some(object) = state.kinds[kind].objects.get(&name).cloned() else { return };
         if !object.has_finalizers() {
             state.remove(kind, &name);
-        } else if !object.is_leaving() {
+        } else if !object.is_being_deleted() {
             let mut object = object.value.clone();
             object["metadata"]["deletionTimestamp"] =
                 json!(clock::timestamp().strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
@@ -186,15 +186,15 @@ impl ApiServer {
     pub(super) fn delete_namespace(&self, name: &str) {
         let mut state = self.lock();
         for kind in 0..KINDS.len() {
-            let names: Vec<ObjectName> = state.kinds[kind].objects.keys().cloned().collect();
-            names.iter().filter(|own| own.0 == name).for_each(|own| state.remove(kind, own));
+            let names: Vec<StoredName> = state.kinds[kind].objects.keys().cloned().collect();
+            names.iter().filter(|found| found.0 == name).for_each(|found| state.remove(kind, found));
         }
         state.remove(number_of("namespaces"), &(String::new(), name.to_owned()));
         drop(state);
         self.announce_all();
     }
 
-    /// Serves a kind, or no longer: its objects go with it.
+    /// Serves a kind, or stops serving it and removes its objects.
     pub(super) fn serve(&self, plural: &'static str, served: bool) {
         let kind = number_of(plural);
         let definition = format!("{plural}.{}", KINDS[kind].group);
@@ -205,7 +205,7 @@ impl ApiServer {
             self.change("customresourcedefinitions", "", &definition, |_| {});
             return;
         }
-        let names: Vec<ObjectName> = state.kinds[kind].objects.keys().cloned().collect();
+        let names: Vec<StoredName> = state.kinds[kind].objects.keys().cloned().collect();
         names.iter().for_each(|name| state.remove(kind, name));
         state.unserved.insert(plural);
         state.remove(number_of("customresourcedefinitions"), &(String::new(), definition));
@@ -220,12 +220,12 @@ impl ApiServer {
     }
 
     /// All objects of a kind, by namespace and name.
-    pub(super) fn objects(&self, plural: &str) -> Vec<Arc<Object>> {
+    pub(super) fn objects(&self, plural: &str) -> Vec<Arc<StoredObject>> {
         self.lock().kinds[number_of(plural)].objects.values().cloned().collect()
     }
 
     /// One object.
-    pub(super) fn object(&self, plural: &str, namespace: &str, name: &str) -> Option<Arc<Object>> {
+    pub(super) fn object(&self, plural: &str, namespace: &str, name: &str) -> Option<Arc<StoredObject>> {
         self.lock().kinds[number_of(plural)].objects.get(&(namespace.to_owned(), name.to_owned())).cloned()
     }
 
@@ -274,34 +274,34 @@ impl ApiServer {
         state.faults = faults;
     }
 
-    /// Ends all faults.
-    pub(super) fn heal(&self) {
+    pub(super) fn end_faults(&self) {
         let mut state = self.lock();
         state.faults = ApiFaults::default();
         state.denied.clear();
     }
 
     /// How many objects clients have changed.
-    pub(super) fn written(&self) -> u64 {
-        self.lock().written
+    pub(super) fn client_writes(&self) -> u64 {
+        self.lock().client_writes
     }
 
     /// Statuses that were written since the last call.
-    pub(super) fn told(&self) -> Vec<WrittenStatus> {
-        std::mem::take(&mut self.lock().told)
+    pub(super) fn take_written_statuses(&self) -> Vec<WrittenStatus> {
+        std::mem::take(&mut self.lock().written_statuses)
     }
 }
 
-impl State {
+impl ApiServerState {
     fn is_denied(&self, plural: &str, namespace: &str) -> bool {
         // A client that may not list one namespace may not list all of them either.
-        self.denied.iter().any(|(denied, place)| {
-            denied == plural && (place.is_empty() || namespace.is_empty() || place == namespace)
+        self.denied.iter().any(|(denied_plural, denied_namespace)| {
+            denied_plural == plural
+                && (denied_namespace.is_empty() || namespace.is_empty() || denied_namespace == namespace)
         })
     }
 
-    /// How many versions lists are behind now.
-    fn behind(&self) -> u64 {
+    /// How many versions old lists are now.
+    fn stale_versions(&self) -> u64 {
         let now = Instant::now();
         if now < self.stale_until && now >= self.fresh_until { self.faults.stale } else { 0 }
     }

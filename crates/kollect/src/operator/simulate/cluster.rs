@@ -10,30 +10,30 @@ use super::{
     executor::Executor,
     journal::Journal,
     network::Network,
-    process::Process,
+    process::OperatorProcess,
     schedule::{
-        ClusterStep, INVENTORIES, NAMESPACES, PROFILES, ProcessStep, SINKS, ScopeForm, TARGETS, Wants,
+        ClusterStep, INVENTORIES, NAMESPACES, PROFILES, ProcessStep, SINKS, ScopeForm, TARGETS,
+        WantedNamespaces,
     },
-    sink_servers::{SinkServers, TakeOver},
+    sink_servers::{SimulatedTakeOver, SinkServers},
     specs::{LABEL, SCOPE, TEAM, text},
 };
 
 /// Processes recover from a watch that was cut, or a request that failed, within this time.
-const CATCHING_UP: Duration = Duration::from_mins(2);
+const RECOVERY_TIME: Duration = Duration::from_mins(2);
 
-pub(super) struct Cluster {
+pub(super) struct SimulatedCluster {
     pub(super) name: &'static str,
     pub(super) api: ApiServer,
-    /// Its id.
     pub(super) id: String,
-    pub(super) processes: Vec<Process>,
+    pub(super) processes: Vec<OperatorProcess>,
     /// Until then processes may see a change late.
     late_until: Instant,
     network: Network,
     faults: ApiFaults,
 }
 
-impl Cluster {
+impl SimulatedCluster {
     pub(super) fn new(
         name: &'static str,
         seed: u64,
@@ -45,14 +45,14 @@ impl Cluster {
         let system = api.object("namespaces", "", "kube-system").unwrap();
         let id = text(&system["metadata"]["uid"]).to_owned();
         let process = |number| {
-            let own = format!("{name}-{number}");
-            Process::new(&own, &api, sinks, &id, (executor, network, journal))
+            let process_name = format!("{name}-{number}");
+            OperatorProcess::new(&process_name, &api, sinks, &id, (executor, network, journal))
         };
         let processes = (0..processes).map(process).collect();
         let (network, faults) = (network.clone(), ApiFaults::default());
         let mut cluster = Self { name, api, id, processes, late_until: Instant::now(), network, faults };
         cluster.create_objects();
-        cluster.processes.iter_mut().for_each(Process::start);
+        cluster.processes.iter_mut().for_each(OperatorProcess::start);
         cluster
     }
 
@@ -69,14 +69,14 @@ impl Cluster {
             });
         }
         for (profile, plural) in PROFILES.into_iter().zip(["deployments", "widgets"]) {
-            self.take(&ClusterStep::ProfileKind(profile, plural));
+            self.apply_step(&ClusterStep::ProfileKind(profile, plural));
         }
-        self.take(&ClusterStep::Target("t1", "p1", Wants::Named(vec!["a", "b"])));
-        self.take(&ClusterStep::Target("t2", "p2", Wants::Named(vec!["a", "c"])));
-        self.take(&ClusterStep::Inventory("all", vec!["s1", "s2"], vec![]));
+        self.apply_step(&ClusterStep::Target("t1", "p1", WantedNamespaces::Named(vec!["a", "b"])));
+        self.apply_step(&ClusterStep::Target("t2", "p2", WantedNamespaces::Named(vec!["a", "c"])));
+        self.apply_step(&ClusterStep::Inventory("all", vec!["s1", "s2"], vec![]));
         for number in 0..4 {
-            self.take(&ClusterStep::Object("deployments", "a", number, 1));
-            self.take(&ClusterStep::Object("widgets", "c", number, 1));
+            self.apply_step(&ClusterStep::Object("deployments", "a", number, 1));
+            self.apply_step(&ClusterStep::Object("widgets", "c", number, 1));
         }
     }
 
@@ -87,13 +87,13 @@ impl Cluster {
         (!is_late).then_some(self.late_until)
     }
 
-    /// Changes may be seen late for some time.
-    fn sees_late(&mut self, time: Duration) {
-        self.late_until = self.late_until.max(Instant::now() + time + CATCHING_UP);
+    /// Operators may see changes late for some time.
+    fn allow_late_changes(&mut self, time: Duration) {
+        self.late_until = self.late_until.max(Instant::now() + time + RECOVERY_TIME);
     }
 
-    /// Takes a step that concerns this cluster alone.
-    pub(super) fn take(&mut self, step: &ClusterStep) {
+    /// Applies a step that concerns this cluster alone.
+    pub(super) fn apply_step(&mut self, step: &ClusterStep) {
         if matches!(
             step,
             ClusterStep::ServeWidgets(_)
@@ -101,7 +101,7 @@ impl Cluster {
                 | ClusterStep::CutWatches
                 | ClusterStep::ForgetHistory
         ) {
-            self.sees_late(Duration::ZERO);
+            self.allow_late_changes(Duration::ZERO);
         }
         let api = &self.api;
         match *step {
@@ -141,13 +141,13 @@ impl Cluster {
                 self.set_faults(|faults| faults.latency = Duration::from_millis(millis));
             }
             ClusterStep::StaleLists(versions) => self.set_faults(|faults| faults.stale = versions),
-            _ => self.take_spec(step),
+            _ => self.apply_spec_step(step),
         }
     }
 
     fn set_faults(&mut self, change: impl FnOnce(&mut ApiFaults)) {
         change(&mut self.faults);
-        self.sees_late(Duration::ZERO);
+        self.allow_late_changes(Duration::ZERO);
         self.api.set_faults(self.faults.clone());
     }
 
@@ -158,17 +158,17 @@ impl Cluster {
         }
     }
 
-    fn take_spec(&self, step: &ClusterStep) {
+    fn apply_spec_step(&self, step: &ClusterStep) {
         let api = &self.api;
         match step {
-            ClusterStep::Target(name, profile, wants) => {
+            ClusterStep::Target(name, profile, namespaces) => {
                 let mut spec = json!({ "profileRef": profile });
-                match wants {
-                    Wants::All => {}
-                    Wants::Labelled => {
+                match namespaces {
+                    WantedNamespaces::All => {}
+                    WantedNamespaces::Labelled => {
                         spec["namespaceSelector"] = json!({ "matchLabels": { LABEL: "yes" } });
                     }
-                    Wants::Named(names) => spec["includedNamespaces"] = json!(names),
+                    WantedNamespaces::Named(names) => spec["includedNamespaces"] = json!(names),
                 }
                 api.change("kollecttargets", TEAM, name, |object| object["spec"] = spec);
             }
@@ -183,8 +183,8 @@ impl Cluster {
                 };
                 api.change("kollectprofiles", TEAM, name, |object| {
                     let attributes = object["spec"]["attributes"].take();
-                    let first = || json!([attribute("size")]);
-                    let attributes = if attributes.is_null() { first() } else { attributes };
+                    let initial = || json!([attribute("size")]);
+                    let attributes = if attributes.is_null() { initial() } else { attributes };
                     object["spec"] = json!({ "targetGVK": gvk, "attributes": attributes });
                 });
             }
@@ -195,7 +195,7 @@ impl Cluster {
             }
             ClusterStep::Inventory(name, sinks, targets) => {
                 let known = api.object("kollectinventories", TEAM, name);
-                if !known.is_some_and(|object| object.is_leaving()) {
+                if !known.is_some_and(|object| object.is_being_deleted()) {
                     api.change("kollectinventories", TEAM, name, |object| {
                         object["spec"] = json!({ "databaseSinkRefs": sinks, "targetRefs": targets });
                     });
@@ -228,8 +228,8 @@ impl Cluster {
         }
     }
 
-    /// Something happens to one of the processes.
-    pub(super) fn take_process(&mut self, number: usize, step: &ProcessStep) {
+    /// Applies a step that concerns one of the processes.
+    pub(super) fn apply_process_step(&mut self, number: usize, step: &ProcessStep) {
         let Some(number) = number.checked_rem(self.processes.len()) else { return };
         let process = &mut self.processes[number];
         match *step {
@@ -239,35 +239,37 @@ impl Cluster {
             }
             ProcessStep::Start => {
                 process.start();
-                // Only a process that has seen newer versions can tell that a list is stale.
+                // Only a process that has seen newer versions can detect that a list is stale.
                 self.set_faults(|faults| faults.stale = 0);
             }
             ProcessStep::Stop => process.stop(),
             ProcessStep::Pause(seconds) => {
                 process.pause(seconds);
-                self.sees_late(Duration::from_secs(seconds));
+                self.allow_late_changes(Duration::from_secs(seconds));
             }
-            ProcessStep::CutOffApi(cut) => {
-                self.network.cut_off_from_api(process.id, cut);
+            ProcessStep::CutOffApi(is_cut) => {
+                self.network.cut_off_from_api(process.id, is_cut);
                 // Until the faults are over.
-                self.sees_late(Duration::from_hours(1));
+                self.allow_late_changes(Duration::from_hours(1));
             }
-            ProcessStep::CutOff(destination, cut) => self.network.cut_off(process.id, destination, cut),
+            ProcessStep::CutOff(destination, is_cut) => {
+                self.network.cut_off(process.id, destination, is_cut);
+            }
         }
     }
 
-    /// Annotates an inventory: it may take what belongs to another cluster, where a sink leads to. An annotation that
-    /// names no sink asks for nothing.
+    /// Annotates an inventory: in the destination of a sink it may take over rows of another cluster. An annotation
+    /// that names no sink has no effect.
     pub(super) fn take_over(&self, inventory: &str, sink: Option<&str>, other: &str, sinks: &SinkServers) {
         if self.api.object("kollectinventories", TEAM, inventory).is_none() {
             return;
         }
         let mut annotation = other.to_owned();
         if let Some(sink) = sink {
-            let what = format!("database/{sink}");
-            annotation = format!("{what}={other}");
+            let subject = format!("database/{sink}");
+            annotation = format!("{subject}={other}");
             let (cluster, inventory, from) = (self.id.clone(), inventory.to_owned(), other.to_owned());
-            sinks.ask_take_over(TakeOver { cluster, inventory, what, from });
+            sinks.request_take_over(SimulatedTakeOver { cluster, inventory, subject, from });
         }
         self.api.change("kollectinventories", TEAM, inventory, |object| {
             object["metadata"]["annotations"] = json!({ "kollect.dev/take-over": annotation });
@@ -275,36 +277,36 @@ impl Cluster {
     }
 
     /// Faults stop, nothing is suspended any more, and all processes run.
-    pub(super) fn heal(&mut self) {
+    pub(super) fn end_faults(&mut self) {
         self.faults = ApiFaults::default();
-        self.late_until = Instant::now() + CATCHING_UP;
-        self.api.heal();
+        self.late_until = Instant::now() + RECOVERY_TIME;
+        self.api.end_faults();
         for name in INVENTORIES {
-            self.take(&ClusterStep::SuspendInventory(name, false));
-            self.take(&ClusterStep::RemovalGuard(name, None));
+            self.apply_step(&ClusterStep::SuspendInventory(name, false));
+            self.apply_step(&ClusterStep::RemovalGuard(name, None));
         }
         for name in TARGETS {
-            self.take(&ClusterStep::SuspendTarget(name, false));
+            self.apply_step(&ClusterStep::SuspendTarget(name, false));
         }
         for (sink, _) in SINKS {
-            self.take(&ClusterStep::ClusterName(sink, self.name));
+            self.apply_step(&ClusterStep::ClusterName(sink, self.name));
         }
         for profile in PROFILES {
             let object = self.api.object("kollectprofiles", TEAM, profile).unwrap();
             if object["spec"]["targetGVK"]["kind"] == "Deploymint" {
-                self.take(&ClusterStep::ProfileKind(profile, "deployments"));
+                self.apply_step(&ClusterStep::ProfileKind(profile, "deployments"));
             }
         }
-        if super::specs::Scope::now(&self.api) == super::specs::Scope::Unreadable {
-            self.take(&ClusterStep::DeleteScope);
+        if super::specs::ScopeSpecs::now(&self.api) == super::specs::ScopeSpecs::Unreadable {
+            self.apply_step(&ClusterStep::DeleteScope);
         }
-        self.processes.iter().for_each(Process::resume);
+        self.processes.iter().for_each(OperatorProcess::resume);
         self.start();
     }
 
     /// Starts all processes that do not run.
     pub(super) fn start(&mut self) {
-        self.processes.iter_mut().for_each(Process::start);
+        self.processes.iter_mut().for_each(OperatorProcess::start);
     }
 }
 

@@ -14,50 +14,50 @@ use std::{
 
 use fastrand::Rng;
 use futures::future::{self, BoxFuture, LocalBoxFuture};
-use kollect_engine::tasks::Host;
+use kollect_engine::tasks::TaskHost;
 use tokio::{sync::oneshot, task};
 
 /// Number of a process.
 pub(super) type ProcessId = usize;
 /// The process of all servers and of the schedule itself: it is never paused and never ends.
-pub(super) const SERVERS: ProcessId = 0;
+pub(super) const SERVER_PROCESS: ProcessId = 0;
 
 /// All tasks of a schedule. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Executor(Arc<Mutex<State>>);
+pub(super) struct Executor(Arc<Mutex<ExecutorState>>);
 
-type Task = Pin<Box<task::coop::Unconstrained<LocalBoxFuture<'static, ()>>>>;
+type ExecutorTask = Pin<Box<task::coop::Unconstrained<LocalBoxFuture<'static, ()>>>>;
 
 thread_local! {
     /// The tasks of the schedule that this thread runs; `None`: ended, or being polled. They are not a part of the
     /// state, which wakers share between threads.
-    static TASKS: RefCell<Vec<Option<Task>>> = const { RefCell::new(Vec::new()) };
+    static TASKS: RefCell<Vec<Option<ExecutorTask>>> = const { RefCell::new(Vec::new()) };
 }
 
-fn take_task(number: usize) -> Option<Task> {
+fn take_task(number: usize) -> Option<ExecutorTask> {
     TASKS.with_borrow_mut(|tasks| tasks.get_mut(number)?.take())
 }
 
-struct State {
+struct ExecutorState {
     random: Rng,
-    slots: Vec<Option<Slot>>,
+    slots: Vec<Option<TaskSlot>>,
     /// Tasks to poll in the next round.
     ready: Vec<usize>,
     /// Wakes the runtime when a task becomes ready.
     runtime: Option<Waker>,
-    processes: Vec<Process>,
+    processes: Vec<ProcessTasks>,
     /// Tasks that are to be dropped before anything else is polled.
     ended: Vec<usize>,
 }
 
-struct Slot {
+struct TaskSlot {
     process: ProcessId,
     waker: Waker,
     is_ready: bool,
 }
 
 #[derive(Default)]
-struct Process {
+struct ProcessTasks {
     paused: bool,
     ended: bool,
     /// Tasks that became ready while the process was paused.
@@ -80,7 +80,7 @@ impl Wake for TaskWaker {
     }
 }
 
-impl State {
+impl ExecutorState {
     /// Marks a task as ready. Returns the waker of the runtime, if it must be woken.
     fn make_ready(&mut self, number: usize) -> Option<Waker> {
         let slot = self.slots.get_mut(number)?.as_mut()?;
@@ -124,17 +124,17 @@ impl State {
 
 impl Executor {
     pub(super) fn new(seed: u64) -> Self {
-        Self(Arc::new(Mutex::new(State {
+        Self(Arc::new(Mutex::new(ExecutorState {
             random: Rng::with_seed(seed),
             slots: Vec::new(),
             ready: Vec::new(),
             runtime: None,
-            processes: vec![Process::default()],
+            processes: vec![ProcessTasks::default()],
             ended: Vec::new(),
         })))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ExecutorState> {
         self.0.lock().unwrap()
     }
 
@@ -145,7 +145,7 @@ impl Executor {
         work: impl Future<Output = T> + 'static,
     ) -> T {
         let (sender, mut result) = oneshot::channel();
-        self.spawn(SERVERS, Box::pin(async move { drop(sender.send(work.await)) }));
+        self.spawn(SERVER_PROCESS, Box::pin(async move { drop(sender.send(work.await)) }));
         let result = runtime.block_on(future::poll_fn(|context| {
             self.run_round(context);
             match result.try_recv() {
@@ -196,28 +196,28 @@ impl Executor {
         let waker = Waker::from(Arc::new(TaskWaker { executor: self.clone(), number }));
         let task = Some(Box::pin(task::coop::unconstrained(task)));
         TASKS.with_borrow_mut(|tasks| tasks.push(task));
-        state.slots.push(Some(Slot { process, waker, is_ready: false }));
+        state.slots.push(Some(TaskSlot { process, waker, is_ready: false }));
         let runtime = state.make_ready(number);
         drop(state);
         runtime.into_iter().for_each(Waker::wake);
         Some(number)
     }
 
-    /// Starts work of a server, which continues whatever happens to its clients.
+    /// Starts work of a server, which continues when its clients end.
     pub(super) fn serve(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.spawn(SERVERS, Box::pin(work));
+        self.spawn(SERVER_PROCESS, Box::pin(work));
     }
 
     /// Makes a process, which does not run yet.
     pub(super) fn add_process(&self) -> ProcessId {
         let mut state = self.lock();
-        state.processes.push(Process { ended: true, ..Process::default() });
+        state.processes.push(ProcessTasks { ended: true, ..ProcessTasks::default() });
         state.processes.len() - 1
     }
 
     /// Starts a process that does not run. When its work is done all its tasks end.
     pub(super) fn start(&self, process: ProcessId, work: impl Future<Output = ()> + 'static) {
-        self.lock().processes[process] = Process::default();
+        self.lock().processes[process] = ProcessTasks::default();
         let executor = self.clone();
         let work = async move {
             work.await;
@@ -227,7 +227,7 @@ impl Executor {
     }
 
     /// What runs the tasks of a process.
-    pub(super) fn host(&self, process: ProcessId) -> Arc<dyn Host> {
+    pub(super) fn host(&self, process: ProcessId) -> Arc<dyn TaskHost> {
         Arc::new(ProcessHost { executor: self.clone(), process })
     }
 
@@ -236,10 +236,10 @@ impl Executor {
         !self.lock().processes[process].ended
     }
 
-    /// Ends a process at once, wherever its tasks are.
+    /// Ends a process and all its tasks at once.
     pub(super) fn crash(&self, process: ProcessId) {
         let mut state = self.lock();
-        let State { processes, slots, ended, .. } = &mut *state;
+        let ExecutorState { processes, slots, ended, .. } = &mut *state;
         processes[process].ended = true;
         for (number, slot) in slots.iter_mut().enumerate() {
             if slot.take_if(|slot| slot.process == process).is_some() {
@@ -253,10 +253,10 @@ impl Executor {
         self.lock().processes[process].paused = true;
     }
 
-    /// The tasks of a paused process go on.
+    /// The tasks of a paused process continue.
     pub(super) fn resume(&self, process: ProcessId) {
         let mut state = self.lock();
-        let State { processes, ready, runtime, .. } = &mut *state;
+        let ExecutorState { processes, ready, runtime, .. } = &mut *state;
         let process = &mut processes[process];
         process.paused = false;
         ready.append(&mut process.waiting);
@@ -272,29 +272,29 @@ struct ProcessHost {
     process: ProcessId,
 }
 
-impl Host for ProcessHost {
+impl TaskHost for ProcessHost {
     fn run(&self, task: BoxFuture<'static, ()>) -> BoxFuture<'static, ()> {
-        let (ended, end) = oneshot::channel::<()>();
+        let (end_sender, end_receiver) = oneshot::channel::<()>();
         let work = Box::pin(async move {
             task.await;
-            drop(ended);
+            drop(end_sender);
         });
         let number = self.executor.spawn(self.process, work);
-        let running = Running { executor: self.executor.clone(), number };
+        let running = RunningTask { executor: self.executor.clone(), number };
         Box::pin(async move {
             let _running = running;
-            end.await.ok();
+            end_receiver.await.ok();
         })
     }
 }
 
 /// Dropping it ends the task.
-struct Running {
+struct RunningTask {
     executor: Executor,
     number: Option<usize>,
 }
 
-impl Drop for Running {
+impl Drop for RunningTask {
     fn drop(&mut self) {
         if let Some(number) = self.number {
             self.executor.lock().remove(number);

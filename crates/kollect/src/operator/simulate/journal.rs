@@ -48,12 +48,12 @@ impl Journal {
         self.0.lock().unwrap()
     }
 
-    /// Notes what has happened now.
-    pub(super) fn note(&self, what: fmt::Arguments<'_>) {
+    /// Adds a line with the current time.
+    pub(super) fn note(&self, event: fmt::Arguments<'_>) {
         let mut entries = self.lock();
         entries.count += 1;
         let millis = entries.began.elapsed().as_millis();
-        writeln!(entries, "{millis:>8} {what}").unwrap();
+        writeln!(entries, "{millis:>8} {event}").unwrap();
     }
 
     /// Adds to the count of an outcome.

@@ -21,21 +21,21 @@ use super::{
     signal::Signal,
 };
 
-/// The longest time that a client waits for an answer: that of the Kubernetes client.
-const PATIENCE: Duration = Duration::from_secs(295);
-/// Requests that are cut off on their way arrive after this time at the latest, if at all.
-const LATEST: u64 = 90_000;
+/// How long a client waits for an answer: the timeout of the Kubernetes client.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(295);
+/// Milliseconds after which requests that are cut off on their way have arrived, if they arrive at all.
+const LATEST_ARRIVAL: u64 = 90_000;
 
 /// Where requests go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Server<'a> {
+pub(super) enum SimulatedServer<'a> {
     Api,
     Destination(&'a str),
 }
 
 /// Which of a process's requests to count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Counted {
+pub(super) enum CountedRequests {
     /// Those that change something in the API server.
     ApiWrites,
     /// Those that change something in a destination.
@@ -51,55 +51,53 @@ pub(super) enum CrashPoint {
 }
 
 /// A request.
-pub(super) struct Sent<'a> {
-    pub(super) to: Server<'a>,
-    /// What it asks for, for the journal.
-    pub(super) what: String,
-    /// Whether it may change something.
-    pub(super) changes: bool,
+pub(super) struct SentRequest<'a> {
+    pub(super) to: SimulatedServer<'a>,
+    /// For the journal.
+    pub(super) description: String,
+    pub(super) may_change: bool,
     /// How long it takes, the answer included.
-    pub(super) takes: Duration,
+    pub(super) duration: Duration,
 }
 
 /// Whether the client still waits for the answer when a request is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Client {
-    Waits,
+pub(super) enum ClientState {
+    Waiting,
     /// It crashed, gave up or was cut off.
-    Gone,
+    NotWaiting,
 }
 
-/// What a server answers.
-pub(super) trait Answer: Send + 'static {
+pub(super) trait ServerAnswer: Send + 'static {
     fn is_refusal(&self) -> bool;
     fn outcome(&self) -> impl fmt::Display;
 }
 
 /// No answer came: the request may have been applied, and may still be.
 #[derive(Debug)]
-pub(super) struct Lost;
+pub(super) struct AnswerLost;
 
-impl fmt::Display for Lost {
+impl fmt::Display for AnswerLost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the connection is lost")
     }
 }
 
-impl std::error::Error for Lost {}
+impl std::error::Error for AnswerLost {}
 
 /// All connections. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Network(Arc<Shared>);
+pub(super) struct Network(Arc<NetworkShared>);
 
-struct Shared {
+struct NetworkShared {
     executor: Executor,
     journal: Journal,
-    state: Mutex<State>,
-    /// Announced when connections that were cut work again.
-    healed: Signal,
+    state: Mutex<NetworkState>,
+    /// Announced when connections are cut, or work again.
+    connections_changed: Signal,
 }
 
-struct State {
+struct NetworkState {
     random: Rng,
     peers: BTreeMap<ProcessId, Peer>,
 }
@@ -109,40 +107,40 @@ struct Peer {
     name: String,
     cut_off_from_api: bool,
     cut_off_from: BTreeSet<String>,
-    /// The requests that are counted, how many are left, and where it ends.
-    crash: Option<(Counted, u8, CrashPoint)>,
+    /// Which requests are counted, how many come before the crash, and at which point it happens.
+    crash: Option<(CountedRequests, u8, CrashPoint)>,
 }
 
 /// What happens to a request.
-enum Way {
+enum RequestFate {
     Crash(CrashPoint),
-    /// It arrives and is answered after these times.
-    Through {
-        there: Duration,
-        back: Duration,
+    /// It arrives after the first time, and the answer after the second one.
+    Delivered {
+        arrives_after: Duration,
+        answered_after: Duration,
     },
     /// The connection is refused.
     Refused,
     /// It never arrives, and no answer comes.
-    Swallowed,
+    Lost,
     /// It arrives after this time, and the answer does not come back.
     Late(Duration),
 }
 
 impl Network {
     pub(super) fn new(seed: u64, executor: Executor, journal: Journal) -> Self {
-        let state = Mutex::new(State { random: Rng::with_seed(seed), peers: BTreeMap::new() });
-        Self(Arc::new(Shared { executor, journal, state, healed: Signal::default() }))
+        let state = Mutex::new(NetworkState { random: Rng::with_seed(seed), peers: BTreeMap::new() });
+        Self(Arc::new(NetworkShared { executor, journal, state, connections_changed: Signal::default() }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, NetworkState> {
         self.0.state.lock().unwrap()
     }
 
     /// The connections of a process.
-    pub(super) fn link(&self, process: ProcessId, name: &str) -> Link {
+    pub(super) fn link(&self, process: ProcessId, name: &str) -> ProcessLink {
         self.lock().peers.entry(process).or_default().name = name.to_owned();
-        Link { network: self.clone(), process, name: name.into() }
+        ProcessLink { network: self.clone(), process, name: name.into() }
     }
 
     /// Cuts a process off from its API server, or lets it through again.
@@ -151,7 +149,7 @@ impl Network {
         let peer = state.peers.entry(process).or_default();
         peer.cut_off_from_api = cut;
         drop(state);
-        self.0.healed.announce();
+        self.0.connections_changed.announce();
     }
 
     /// Cuts a process off from a destination, or lets it through again.
@@ -164,173 +162,177 @@ impl Network {
             peer.cut_off_from.remove(destination);
         }
         drop(state);
-        self.0.healed.announce();
+        self.0.connections_changed.announce();
     }
 
     /// A process crashes with its nth request from now on.
-    pub(super) fn crash_at(&self, process: ProcessId, counted: Counted, nth: u8, point: CrashPoint) {
+    pub(super) fn crash_at(&self, process: ProcessId, counted: CountedRequests, nth: u8, point: CrashPoint) {
         self.lock().peers.entry(process).or_default().crash = Some((counted, nth, point));
     }
 
     /// All connections work again, and no process crashes.
-    pub(super) fn heal(&self) {
+    pub(super) fn end_faults(&self) {
         for peer in self.lock().peers.values_mut() {
             *peer = Peer { name: std::mem::take(&mut peer.name), ..Peer::default() };
         }
-        self.0.healed.announce();
+        self.0.connections_changed.announce();
     }
 }
 
-impl State {
-    fn is_cut(&self, process: ProcessId, server: Server<'_>) -> bool {
+impl NetworkState {
+    fn is_cut(&self, process: ProcessId, server: SimulatedServer<'_>) -> bool {
         let Some(peer) = self.peers.get(&process) else { return false };
         match server {
-            Server::Api => peer.cut_off_from_api,
-            Server::Destination(name) => peer.cut_off_from.contains(name),
+            SimulatedServer::Api => peer.cut_off_from_api,
+            SimulatedServer::Destination(name) => peer.cut_off_from.contains(name),
         }
     }
 
-    fn way(&mut self, process: ProcessId, sent: &Sent<'_>) -> Way {
-        let counted = match sent.to {
-            Server::Api => Counted::ApiWrites,
-            Server::Destination(_) => Counted::SinkWrites,
+    fn fate_of(&mut self, process: ProcessId, request: &SentRequest<'_>) -> RequestFate {
+        let counted = match request.to {
+            SimulatedServer::Api => CountedRequests::ApiWrites,
+            SimulatedServer::Destination(_) => CountedRequests::SinkWrites,
         };
         let peer = self.peers.entry(process).or_default();
-        if let Some((which, left, point)) = &mut peer.crash
-            && *which == counted
-            && sent.changes
+        if let Some((kind, remaining, point)) = &mut peer.crash
+            && *kind == counted
+            && request.may_change
         {
-            *left = left.saturating_sub(1);
-            if *left == 0 {
+            *remaining = remaining.saturating_sub(1);
+            if *remaining == 0 {
                 let point = *point;
                 peer.crash = None;
-                return Way::Crash(point);
+                return RequestFate::Crash(point);
             }
         }
-        if self.is_cut(process, sent.to) {
+        if self.is_cut(process, request.to) {
             return match self.random.u8(..3) {
-                0 => Way::Refused,
-                1 if sent.changes => Way::Late(self.late()),
-                _ => Way::Swallowed,
+                0 => RequestFate::Refused,
+                1 if request.may_change => RequestFate::Late(self.random_delay()),
+                _ => RequestFate::Lost,
             };
         }
-        let millis = u64::try_from(sent.takes.as_millis()).unwrap_or(0);
-        let there = if millis == 0 { 0 } else { self.random.u64(0..=millis) };
-        Way::Through { there: Duration::from_millis(there), back: Duration::from_millis(millis - there) }
+        let millis = u64::try_from(request.duration.as_millis()).unwrap_or(0);
+        let arrival = if millis == 0 { 0 } else { self.random.u64(0..=millis) };
+        RequestFate::Delivered {
+            arrives_after: Duration::from_millis(arrival),
+            answered_after: Duration::from_millis(millis - arrival),
+        }
     }
 
-    fn late(&mut self) -> Duration {
-        Duration::from_millis(self.random.u64(1..LATEST))
+    fn random_delay(&mut self) -> Duration {
+        Duration::from_millis(self.random.u64(1..LATEST_ARRIVAL))
     }
 }
 
 /// The connections of one process. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Link {
+pub(super) struct ProcessLink {
     network: Network,
     process: ProcessId,
     name: Arc<str>,
 }
 
-impl Link {
+impl ProcessLink {
     /// Name of the process.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    pub(super) fn is_cut(&self, server: Server<'_>) -> bool {
+    pub(super) fn is_cut(&self, server: SimulatedServer<'_>) -> bool {
         self.network.lock().is_cut(self.process, server)
     }
 
     /// Waits until the connection to a server works.
-    pub(super) async fn healed(&self, server: Server<'_>) {
+    pub(super) async fn wait_until_connected(&self, server: SimulatedServer<'_>) {
         loop {
-            let changes = self.network.0.healed.changes();
+            let changes = self.network.0.connections_changed.changes();
             if !self.is_cut(server) {
                 return;
             }
-            self.network.0.healed.changed_since(changes).await;
+            self.network.0.connections_changed.changed_since(changes).await;
         }
     }
 
-    /// True in one of two cases, at random.
-    pub(super) fn flip(&self) -> bool {
+    pub(super) fn random_bool(&self) -> bool {
         self.network.lock().random.bool()
     }
 
     /// Sends a request. The server applies it even if the client ends meanwhile.
-    pub(super) async fn send<T: Answer>(
+    pub(super) async fn send<T: ServerAnswer>(
         &self,
-        sent: Sent<'_>,
-        apply: impl FnOnce(Client) -> T + Send + 'static,
-    ) -> Result<T, Lost> {
-        let Shared { executor, .. } = &*self.network.0;
-        let way = self.network.lock().way(self.process, &sent);
-        let answer = match way {
-            Way::Through { there, back } => {
-                let answer = self.deliver(&sent, there, apply).await;
-                if !back.is_zero() {
-                    time::sleep(back).await;
+        request: SentRequest<'_>,
+        apply: impl FnOnce(ClientState) -> T + Send + 'static,
+    ) -> Result<T, AnswerLost> {
+        let NetworkShared { executor, .. } = &*self.network.0;
+        let fate = self.network.lock().fate_of(self.process, &request);
+        let answer = match fate {
+            RequestFate::Delivered { arrives_after, answered_after } => {
+                let answer = self.deliver(&request, arrives_after, apply).await;
+                if !answered_after.is_zero() {
+                    time::sleep(answered_after).await;
                 }
                 Some(answer)
             }
-            Way::Refused => return Err(Lost),
-            Way::Swallowed => None,
-            Way::Late(there) => {
-                drop(self.carry(&sent, there, apply));
+            RequestFate::Refused => return Err(AnswerLost),
+            RequestFate::Lost => None,
+            RequestFate::Late(delay) => {
+                drop(self.apply_later(&request, delay, apply));
                 None
             }
-            Way::Crash(point) => {
+            RequestFate::Crash(point) => {
                 match point {
                     CrashPoint::BeforeSent => {}
                     CrashPoint::OnTheWay => {
-                        let there = self.network.lock().late();
-                        drop(self.carry(&sent, there, apply));
+                        let delay = self.network.lock().random_delay();
+                        drop(self.apply_later(&request, delay, apply));
                     }
-                    CrashPoint::Applied => drop(self.apply(&sent.what, (Client::Waits, apply))),
+                    CrashPoint::Applied => {
+                        drop(self.apply(&request.description, (ClientState::Waiting, apply)));
+                    }
                 }
                 self.network.0.journal.count("crashes with a request", 1);
                 executor.crash(self.process);
                 return pending().await;
             }
         };
-        if let Some(answer) = answer.filter(|_| !self.is_cut(sent.to)) {
+        if let Some(answer) = answer.filter(|_| !self.is_cut(request.to)) {
             return Ok(answer);
         }
         self.network.0.journal.count("answers that were lost", 1);
         // The client notices when the connection works again, or when its timeout has passed.
-        time::timeout(PATIENCE, self.healed(sent.to)).await.ok();
-        Err(Lost)
+        time::timeout(CLIENT_TIMEOUT, self.wait_until_connected(request.to)).await.ok();
+        Err(AnswerLost)
     }
 
     /// Applies a request when it has arrived, and returns the answer.
-    async fn deliver<T: Answer>(
+    async fn deliver<T: ServerAnswer>(
         &self,
-        sent: &Sent<'_>,
-        there: Duration,
-        apply: impl FnOnce(Client) -> T + Send + 'static,
+        request: &SentRequest<'_>,
+        delay: Duration,
+        apply: impl FnOnce(ClientState) -> T + Send + 'static,
     ) -> T {
-        if there.is_zero() {
-            return self.apply(&sent.what, (Client::Waits, apply));
+        if delay.is_zero() {
+            return self.apply(&request.description, (ClientState::Waiting, apply));
         }
-        self.carry(sent, there, apply).await.unwrap()
+        self.apply_later(request, delay, apply).await.unwrap()
     }
 
-    /// Carries a request to its server, which applies it later.
-    fn carry<T: Answer>(
+    /// Lets the server apply a request after a time.
+    fn apply_later<T: ServerAnswer>(
         &self,
-        sent: &Sent<'_>,
-        there: Duration,
-        apply: impl FnOnce(Client) -> T + Send + 'static,
+        request: &SentRequest<'_>,
+        delay: Duration,
+        apply: impl FnOnce(ClientState) -> T + Send + 'static,
     ) -> oneshot::Receiver<T> {
         let (sender, answer) = oneshot::channel();
-        let (link, what, changes) = (self.clone(), sent.what.clone(), sent.changes);
+        let (link, description, may_change) = (self.clone(), request.description.clone(), request.may_change);
         self.network.0.executor.serve(async move {
-            time::sleep(there).await;
-            let late = changes && sender.is_closed();
-            let client = if late { Client::Gone } else { Client::Waits };
-            let answer = link.apply(&what, (client, apply));
-            if late {
+            time::sleep(delay).await;
+            let is_late = may_change && sender.is_closed();
+            let client = if is_late { ClientState::NotWaiting } else { ClientState::Waiting };
+            let answer = link.apply(&description, (client, apply));
+            if is_late {
                 let outcome =
                     if answer.is_refusal() { "late requests refused" } else { "late requests applied" };
                 link.network.0.journal.count(outcome, 1);
@@ -340,10 +342,14 @@ impl Link {
         answer
     }
 
-    fn apply<T: Answer>(&self, what: &str, (client, apply): (Client, impl FnOnce(Client) -> T)) -> T {
+    fn apply<T: ServerAnswer>(
+        &self,
+        description: &str,
+        (client, apply): (ClientState, impl FnOnce(ClientState) -> T),
+    ) -> T {
         let answer = apply(client);
         self.network.0.journal.count("requests answered", 1);
-        self.network.0.journal.note(format_args!("{} {what}: {}", self.name, answer.outcome()));
+        self.network.0.journal.note(format_args!("{} {description}: {}", self.name, answer.outcome()));
         answer
     }
 }

@@ -1,4 +1,4 @@
-//! One operator process of a cluster, wired as the program wires it but for its servers: it competes for the lease, and
+//! One operator process of a cluster, wired as in the program except for its servers: it competes for the lease, and
 //! can crash, stop, be paused and be cut off.
 
 use std::{
@@ -6,21 +6,21 @@ use std::{
     time::Duration,
 };
 
-use kollect_engine::{collect::Settings, tasks::Tasks};
+use kollect_engine::{collect::CollectSettings, tasks::Tasks};
 use tokio::time;
 
 use super::{
     super::{
-        Parts, Replica,
-        leader::{self, Leader, Timings},
+        Replica, ReplicaParts,
+        leader::{self, Leader, LeaseTimings},
         shutdown,
     },
     api_server::ApiServer,
     executor::{Executor, ProcessId},
     journal::Journal,
-    network::{Link, Network},
+    network::{Network, ProcessLink},
     signal::Signal,
-    sink_servers::{ProcessSinks, Sender, SinkServers},
+    sink_servers::{ProcessSinks, SendingProcess, SinkServers},
 };
 use crate::{
     cluster::ClusterSource,
@@ -28,18 +28,18 @@ use crate::{
 };
 
 /// The default lease timings of the operator.
-const TIMINGS: Timings = Timings {
+const LEASE_TIMINGS: LeaseTimings = LeaseTimings {
     lease: Duration::from_secs(15),
     renew_deadline: Duration::from_secs(10),
     retry: Duration::from_secs(2),
 };
 /// How long running writes may take when a process stops.
-const GRACE: Duration = Duration::from_secs(20);
+const GRACE_PERIOD: Duration = Duration::from_secs(20);
 
-pub(super) struct Process {
+pub(super) struct OperatorProcess {
     pub(super) id: ProcessId,
     executor: Executor,
-    link: Link,
+    link: ProcessLink,
     api: ApiServer,
     sinks: SinkServers,
     cluster: Arc<str>,
@@ -47,11 +47,11 @@ pub(super) struct Process {
     /// The tasks of the last start.
     tasks: Option<Tasks>,
     stop: Signal,
-    /// Why the process ended although it was not asked to.
+    /// Why the process ended by itself.
     problem: Arc<Mutex<Option<String>>>,
 }
 
-impl Process {
+impl OperatorProcess {
     pub(super) fn new(
         name: &str,
         api: &ApiServer,
@@ -83,7 +83,7 @@ impl Process {
         let tasks = Tasks::hosted_by(self.executor.host(self.id));
         self.tasks = Some(tasks.clone());
         let (api, link, stop) = (self.api.clone(), self.link.clone(), self.stop.clone());
-        let sender = Sender { link: link.clone(), cluster: self.cluster.clone() };
+        let sender = SendingProcess { link: link.clone(), cluster: self.cluster.clone() };
         let sinks = ProcessSinks { servers: self.sinks.clone(), sender };
         let (problem, journal) = (self.problem.clone(), self.journal.clone());
         self.executor.start(self.id, async move {
@@ -99,7 +99,7 @@ impl Process {
         self.executor.crash(self.id);
     }
 
-    /// Asks the process to stop: it finishes writes and gives the lease up.
+    /// Requests that the process stops: it finishes writes and gives the lease up.
     pub(super) fn stop(&self) {
         self.stop.announce();
     }
@@ -114,7 +114,7 @@ impl Process {
         });
     }
 
-    /// A process that was paused goes on.
+    /// A process that was paused continues.
     pub(super) fn resume(&self) {
         self.executor.resume(self.id);
     }
@@ -132,7 +132,7 @@ impl Process {
 async fn operate(
     api: ApiServer,
     sinks: ProcessSinks,
-    link: Link,
+    link: ProcessLink,
     tasks: Tasks,
     stop: Signal,
 ) -> anyhow::Result<()> {
@@ -158,12 +158,12 @@ async fn operate(
         "POD_UID" if is_pod => Some("uid".to_owned()),
         _ => None,
     });
-    let leader = Leader::start(client, "kollect-system", identity, TIMINGS, &tasks)?;
-    leader.asked().await;
-    let parts = Parts {
+    let leader = Leader::start(client, "kollect-system", identity, LEASE_TIMINGS, &tasks)?;
+    leader.wait_for_first_answer().await;
+    let parts = ReplicaParts {
         source,
         operator_policy,
-        settings: Settings::default(),
+        settings: CollectSettings::default(),
         sinks: Arc::new(sinks),
         tasks: tasks.clone(),
         cleanup_timeout: Duration::from_hours(1),
@@ -172,6 +172,6 @@ async fn operate(
     let Replica { mut operator, kinds: _kinds, .. } = Replica::new(parts, leader.watch());
     let ended = shutdown::until_stopped(&tasks, operator.run(), stop.changed_since(0)).await;
     let last_steps = shutdown::release(leader, Vec::new());
-    shutdown::stop(&tasks, GRACE, operator.stop(), last_steps, std::future::pending()).await?;
+    shutdown::stop(&tasks, GRACE_PERIOD, operator.stop(), last_steps, std::future::pending()).await?;
     Ok(ended?)
 }

@@ -9,15 +9,15 @@
 //! although its object is still there and nothing else changed but the kind, every object of the new kind that existed
 //! in its namespace when the kind changed, and has not changed since, has its row (`kind_change`).
 //!
-//! When a sink leads somewhere else, the old destination is cleaned only when the new one holds the rows (`moved`).
+//! When a sink leads to another destination, the old one is cleaned only when the new one holds the rows (`moved_sink`).
 //!
-//! When a status says that the rows of a generation are exported, every destination holds them (`exported`).
+//! When a status reports that the rows of a generation are exported, every destination holds them (`exported`).
 
-mod course;
 mod exported;
 mod history;
 mod kind_change;
-mod moved;
+mod moved_sink;
+mod row_history;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,31 +28,31 @@ use kollect_model::{
 
 use super::{
     api_server::ApiServer,
+    expected_rows::{RowsByKey, StoredInventory},
     schedule::PROFILES,
-    truth::{Place, Rows},
 };
-use course::{Course, Point, earliest};
-pub(super) use exported::{Contents, Exported};
+pub(super) use exported::{ExportedObject, TrustedRows};
 use history::History;
+use row_history::{RowHistory, VersionNumbers, earliest};
 
-/// Sees everything that destinations hold.
+/// Sees all rows of all destinations.
 #[derive(Default)]
-pub(super) struct Reader {
+pub(super) struct DestinationReader {
     /// By id of the cluster.
     clusters: BTreeMap<String, History>,
     /// The first points at which rows may have been made as they were seen last.
-    seen: BTreeMap<Place, BTreeMap<RowKey, Vec<Point>>>,
-    /// Places that may hold rows of another cluster: they got another owner, or were restored.
-    may_hold_others: BTreeSet<Place>,
+    seen: BTreeMap<StoredInventory, BTreeMap<RowKey, Vec<VersionNumbers>>>,
+    /// Those that may hold rows of another cluster: they got another owner, or were restored.
+    may_hold_others: BTreeSet<StoredInventory>,
 }
 
-/// What a reader looks at.
-pub(super) struct Look<'a> {
-    pub(super) place: &'a Place,
-    /// Rows that have changed; `None`: they are gone.
+/// What a reader sees after a change.
+pub(super) struct DestinationView<'a> {
+    pub(super) stored: &'a StoredInventory,
+    /// Rows that have changed; `None`: removed.
     pub(super) changes: &'a [(&'a RowKey, Option<RowDigest>)],
     /// All rows that are there now.
-    pub(super) held: &'a Rows,
+    pub(super) held: &'a RowsByKey,
     /// Whether the destination applies whole deltas at once.
     pub(super) is_atomic: bool,
     /// From which size on the destination has ever refused rows.
@@ -61,8 +61,8 @@ pub(super) struct Look<'a> {
     pub(super) cluster: &'a str,
 }
 
-impl Reader {
-    /// Something in a cluster has changed.
+impl DestinationReader {
+    /// Records the objects of a cluster after a change.
     pub(super) fn record(&mut self, cluster: &str, api: &ApiServer) {
         if !self.clusters.contains_key(cluster) {
             self.clusters.insert(cluster.to_owned(), History::default());
@@ -71,81 +71,81 @@ impl Reader {
     }
 
     /// A destination was restored, or edited by other writers: readers may see all earlier states again.
-    pub(super) fn begin_again<'a>(
+    pub(super) fn forget_seen_rows<'a>(
         &mut self,
         destination: &str,
         inventories: impl Iterator<Item = &'a InventoryId>,
     ) {
-        self.seen.retain(|place, _| place.0 != destination);
+        self.seen.retain(|stored, _| stored.0 != destination);
         inventories.for_each(|inventory| self.note_new_owner(destination, inventory));
     }
 
-    /// Another cluster owns an inventory in a destination now, and may remove what it finds there.
+    /// Another cluster owns an inventory in a destination now, and may remove the rows that are there.
     pub(super) fn note_new_owner(&mut self, destination: &str, inventory: &InventoryId) {
-        let place = (destination.to_owned(), inventory.clone());
-        self.seen.remove(&place);
-        self.may_hold_others.insert(place);
+        let stored = (destination.to_owned(), inventory.clone());
+        self.seen.remove(&stored);
+        self.may_hold_others.insert(stored);
     }
 
-    /// The status of an object has begun to say Exported. Returns how many rows confirm it. `held` is what a place
-    /// holds, if that is known.
-    pub(super) fn see_exported<'a>(
+    /// Checks the rows after the status of an object has begun to report Exported. Returns how many rows confirm it.
+    /// `held` are the rows of an inventory in a destination, if these are known.
+    pub(super) fn check_exported<'a>(
         &self,
         cluster: &str,
-        exported: &Exported<'_>,
-        held: impl Fn(&Place) -> Option<Contents<'a>>,
+        exported: &ExportedObject<'_>,
+        held: impl Fn(&StoredInventory) -> Option<TrustedRows<'a>>,
     ) -> Result<u64, String> {
         let Some(history) = self.clusters.get(cluster) else { return Ok(0) };
         exported::check(history, exported, held)
     }
 
-    /// Looks at a place that was cleaned. `holds` says whether a place holds a row, or may refuse it.
-    pub(super) fn see_cleaned(
+    /// Checks a destination that was cleaned. `holds` says whether a destination holds a row, or may refuse it.
+    pub(super) fn check_cleaned(
         &self,
         cluster: &str,
-        place: &Place,
-        gone: &[(RowKey, Option<RowDigest>)],
-        holds: impl Fn(&Place, &RowKey, i64) -> bool,
+        stored: &StoredInventory,
+        removed: &[(RowKey, Option<RowDigest>)],
+        holds: impl Fn(&StoredInventory, &RowKey, i64) -> bool,
     ) -> Result<(), String> {
         let Some(history) = self.clusters.get(cluster) else { return Ok(()) };
-        gone.iter().try_for_each(|(key, _)| moved::check(history, place, key, &holds))
+        removed.iter().try_for_each(|(key, _)| moved_sink::check(history, stored, key, &holds))
     }
 
     /// Checks rows of an inventory in a destination that have changed. The error says what is impossible.
-    pub(super) fn see(&mut self, look: &Look<'_>) -> Result<(), String> {
-        let Look { place, changes, .. } = *look;
+    pub(super) fn check_changes(&mut self, view: &DestinationView<'_>) -> Result<(), String> {
+        let DestinationView { stored, changes, .. } = *view;
         if changes.is_empty() {
             return Ok(());
         }
-        let history = self.clusters.get(look.cluster);
-        let seen = match self.seen.get_mut(place) {
+        let history = self.clusters.get(view.cluster);
+        let seen = match self.seen.get_mut(stored) {
             Some(seen) => seen,
-            None => self.seen.entry(place.clone()).or_default(),
+            None => self.seen.entry(stored.clone()).or_default(),
         };
         for (key, now) in changes {
-            let course = history.and_then(|history| Course::of(history, place, key));
-            let Some(course) = course else {
-                if now.is_none() && self.may_hold_others.contains(place) {
+            let row_history = history.and_then(|history| RowHistory::of(history, stored, key));
+            let Some(row_history) = row_history else {
+                if now.is_none() && self.may_hold_others.contains(stored) {
                     continue;
                 }
-                return Err(format!("{place:?} holds a row that never was: {key:?}"));
+                return Err(format!("{stored:?} holds a row that never was: {key:?}"));
             };
-            let start = [Point::default()];
+            let start = [VersionNumbers::default()];
             let from = seen.get(*key).map_or(&start[..], |from| from);
-            let seen_from = from.iter().flat_map(|from| course.first_seen(*from, *now));
-            let points = earliest(seen_from.collect());
+            let possible = from.iter().flat_map(|from| row_history.first_seen(*from, *now));
+            let points = earliest(possible.collect());
             if points.is_empty() {
-                let what = match now {
+                let problem = match now {
                     None => "lost a row that exists",
                     Some(_) => "shows a row as it never was, or is no more",
                 };
-                let last = course.last();
-                return Err(format!("{place:?} {what}: {key:?}, seen last at {from:?} of {last:?}"));
+                let last = row_history.last();
+                return Err(format!("{stored:?} {problem}: {key:?}, seen last at {from:?} of {last:?}"));
             }
-            if let Some(history) = history.filter(|_| look.is_atomic && now.is_none())
-                && let Some((profile, version)) = course.only_another_kind(&points)
+            if let Some(history) = history.filter(|_| view.is_atomic && now.is_none())
+                && let Some((profile, version)) = row_history.only_another_kind(&points)
             {
-                kind_change::check(history, look, key, PROFILES[profile], version)?;
+                kind_change::check(history, view, key, PROFILES[profile], version)?;
             }
             seen.insert((*key).clone(), points);
         }

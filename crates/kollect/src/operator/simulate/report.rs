@@ -12,31 +12,31 @@ use std::{
 };
 
 use super::{
-    Run,
+    ScheduleRun,
     journal::Outcomes,
     run,
     schedule::Schedule,
-    shrink::{Smallest, shrink},
+    shrink::{SmallestSchedule, shrink},
 };
 
-/// How often a long run says how far it is.
-const PROGRESS: Duration = Duration::from_secs(10);
+/// How often a long run prints how far it is.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 /// A schedule that takes longer in real time does not end: a task runs without virtual time passing.
-const ENDLESS: Duration = Duration::from_mins(2);
+const MAX_REAL_TIME: Duration = Duration::from_mins(2);
 /// After so many failing seeds no more are run.
-const MOST_FAILURES: usize = 5;
+const MAX_FAILURES: usize = 5;
 
-/// What becomes of seeds that fail.
+/// What is done when seeds fail.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Failures {
-    /// Some are looked for, and the one that needs the fewest steps is printed.
+pub(super) enum OnFailure {
+    /// More seeds are run, and the failing schedule with the fewest steps is printed.
     Shrink,
     /// The first one ends the run.
     Stop,
 }
 
 #[derive(Default)]
-struct Totals {
+struct RunTotals {
     schedules: u64,
     steps: BTreeMap<String, u64>,
     outcomes: Outcomes,
@@ -44,8 +44,8 @@ struct Totals {
     failures: Vec<(u64, String)>,
 }
 
-impl Totals {
-    fn add(&mut self, schedule: &Schedule, run: Run) {
+impl RunTotals {
+    fn add(&mut self, schedule: &Schedule, run: ScheduleRun) {
         self.schedules += 1;
         for (step, _) in &schedule.steps {
             *self.steps.entry(step.name()).or_default() += 1;
@@ -75,17 +75,22 @@ impl Totals {
 }
 
 /// Runs seeds. Panics if one of them fails.
-pub(super) fn run_seeds(seeds: Range<u64>, make: impl Fn(u64) -> Schedule + Sync, failures: Failures) {
-    let most = if failures == Failures::Stop { 1 } else { MOST_FAILURES };
-    let (began, next, totals) = (Instant::now(), AtomicU64::new(seeds.start), Mutex::new(Totals::default()));
+pub(super) fn run_seeds(
+    seeds: Range<u64>,
+    make_schedule: impl Fn(u64) -> Schedule + Sync,
+    on_failure: OnFailure,
+) {
+    let max_failures = if on_failure == OnFailure::Stop { 1 } else { MAX_FAILURES };
+    let (began, next, totals) =
+        (Instant::now(), AtomicU64::new(seeds.start), Mutex::new(RunTotals::default()));
     let running: Mutex<BTreeMap<u64, Instant>> = Mutex::default();
     let work = || {
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= seeds.end || totals.lock().unwrap().failures.len() >= most {
+            if seed >= seeds.end || totals.lock().unwrap().failures.len() >= max_failures {
                 return;
             }
-            let schedule = make(seed);
+            let schedule = make_schedule(seed);
             running.lock().unwrap().insert(seed, Instant::now());
             let run = run(&schedule);
             running.lock().unwrap().remove(&seed);
@@ -93,17 +98,19 @@ pub(super) fn run_seeds(seeds: Range<u64>, make: impl Fn(u64) -> Schedule + Sync
         }
     };
     let threads = thread::available_parallelism().map_or(1, usize::from);
-    thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        let mut told = Instant::now();
+    thread::scope(|spawner| {
+        let workers: Vec<_> = (0..threads).map(|_| spawner.spawn(work)).collect();
+        let mut last_progress = Instant::now();
         while !workers.iter().all(thread::ScopedJoinHandle::is_finished) {
             thread::sleep(Duration::from_millis(50));
-            if let Some(seed) = running.lock().unwrap().iter().find(|(_, since)| since.elapsed() > ENDLESS) {
+            if let Some(seed) =
+                running.lock().unwrap().iter().find(|(_, since)| since.elapsed() > MAX_REAL_TIME)
+            {
                 println!("Seed {} fails: it does not end", seed.0);
                 std::process::exit(1);
             }
-            if told.elapsed() >= PROGRESS {
-                told = Instant::now();
+            if last_progress.elapsed() >= PROGRESS_INTERVAL {
+                last_progress = Instant::now();
                 println!("{}", totals.lock().unwrap().rate(began));
             }
         }
@@ -112,16 +119,17 @@ pub(super) fn run_seeds(seeds: Range<u64>, make: impl Fn(u64) -> Schedule + Sync
     println!("{}, {threads} threads", totals.rate(began));
     totals.print();
     let failing = totals.failures.len();
-    if failures == Failures::Shrink {
-        let smallest = totals.failures.into_iter().map(|(seed, why)| (seed, shrink(&make(seed), why)));
+    if on_failure == OnFailure::Shrink {
+        let smallest =
+            totals.failures.into_iter().map(|(seed, why)| (seed, shrink(&make_schedule(seed), why)));
         if let Some((seed, smallest)) = smallest.min_by_key(|(_, smallest)| smallest.cut.steps.len()) {
-            tell(&make(seed), &smallest);
+            print_smallest(&make_schedule(seed), &smallest);
         }
     }
     assert_eq!(failing, 0, "schedules that fail, see above");
 }
 
-fn tell(schedule: &Schedule, Smallest { cut, why }: &Smallest) {
+fn print_smallest(schedule: &Schedule, SmallestSchedule { cut, why }: &SmallestSchedule) {
     let seed = schedule.seed;
     println!("\nThe smallest schedule that fails: {why}\n{}", schedule.cut(cut));
     println!("Reproduce it with: make simulate SEED={seed} CUT={cut}");

@@ -10,16 +10,16 @@ use fastrand::Rng;
 pub(super) use cut::Cut;
 
 use super::{
-    network::{Counted, CrashPoint},
+    network::{CountedRequests, CrashPoint},
     sink_servers::SinkFault,
 };
 
 /// Namespaces whose objects are collected.
 pub(super) const NAMESPACES: [&str; 3] = ["a", "b", "c"];
 /// Kinds whose objects are collected.
-pub(super) const COLLECTED: [&str; 2] = ["deployments", "widgets"];
+pub(super) const COLLECTED_KINDS: [&str; 2] = ["deployments", "widgets"];
 /// A kind that no server serves.
-pub(super) const MISSPELT: &str = "deploymints";
+pub(super) const MISSPELT_KIND: &str = "deploymints";
 pub(super) const TARGETS: [&str; 3] = ["t1", "t2", "t3"];
 pub(super) const PROFILES: [&str; 2] = ["p1", "p2"];
 pub(super) const INVENTORIES: [&str; 2] = ["all", "some"];
@@ -36,7 +36,7 @@ pub(super) const CLUSTERS: [&str; 2] = ["east", "west"];
 
 /// Something that happens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum ScheduleStep {
     /// In a cluster.
     In(usize, ClusterStep),
     /// To one of the operator processes of a cluster.
@@ -54,7 +54,7 @@ pub(super) enum ClusterStep {
     LabelNamespace(&'static str, bool),
     ServeWidgets(bool),
     /// A target with its profile and the namespaces that it names.
-    Target(&'static str, &'static str, Wants),
+    Target(&'static str, &'static str, WantedNamespaces),
     SuspendTarget(&'static str, bool),
     DeleteTarget(&'static str),
     ProfileKind(&'static str, &'static str),
@@ -77,19 +77,19 @@ pub(super) enum ClusterStep {
     ClusterName(&'static str, &'static str),
     /// An inventory is annotated with the id of the other cluster, for a sink or, as older versions had it, for none.
     TakeOver(&'static str, Option<&'static str>),
-    /// So many rows of an inventory may go because specs have changed.
+    /// How many rows of an inventory may be removed because specs have changed.
     RemovalGuard(&'static str, Option<u8>),
 }
 
-/// The namespaces that a target wants.
+/// The namespaces that a target selects.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Wants {
+pub(super) enum WantedNamespaces {
     All,
     Labelled,
     Named(Vec<&'static str>),
 }
 
-/// What a scope says.
+/// What a KollectScope contains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ScopeForm {
     Denies(Vec<&'static str>),
@@ -102,7 +102,7 @@ pub(super) enum ScopeForm {
 pub(super) enum ProcessStep {
     Crash,
     /// It crashes with its nth request of a kind from now on.
-    CrashAt(Counted, u8, CrashPoint),
+    CrashAt(CountedRequests, u8, CrashPoint),
     Start,
     /// It stops in order, and gives the lease up.
     Stop,
@@ -128,8 +128,8 @@ pub(super) enum SinkStep {
     LoseClaims,
 }
 
-impl Step {
-    /// The name of what happens, for counts.
+impl ScheduleStep {
+    /// The name of the step, for counts.
     pub(super) fn name(&self) -> String {
         let text = match self {
             Self::In(_, step) => format!("{step:?}"),
@@ -149,13 +149,13 @@ impl Step {
     }
 }
 
-/// What happens, with the milliseconds that pass afterwards.
+/// Steps, each with the milliseconds that pass after it.
 #[derive(Clone, Debug)]
 pub(super) struct Schedule {
     pub(super) seed: u64,
     /// For each cluster the number of its operator processes.
     pub(super) clusters: Vec<usize>,
-    pub(super) steps: Vec<(Step, u64)>,
+    pub(super) steps: Vec<(ScheduleStep, u64)>,
 }
 
 impl fmt::Display for Schedule {
@@ -196,11 +196,11 @@ impl Schedule {
     }
 }
 
-fn choose<T: Copy>(random: &mut Rng, among: &[T]) -> T {
-    among[random.usize(..among.len())]
+fn choose<T: Copy>(random: &mut Rng, values: &[T]) -> T {
+    values[random.usize(..values.len())]
 }
 
-/// A part of them, in their order.
-fn some_of(random: &mut Rng, among: &[&'static str]) -> Vec<&'static str> {
-    among.iter().copied().filter(|_| random.bool()).collect()
+/// A random subset, in the same order.
+fn subset(random: &mut Rng, values: &[&'static str]) -> Vec<&'static str> {
+    values.iter().copied().filter(|_| random.bool()).collect()
 }

@@ -6,31 +6,31 @@ use super::{
 };
 
 /// Maximum number of runs to make a failing schedule smaller.
-const MOST_RUNS: usize = 400;
+const MAX_RUNS: usize = 400;
 
 /// The smallest part of a schedule that was found to fail, and why it does.
-pub(super) struct Smallest {
+pub(super) struct SmallestSchedule {
     pub(super) cut: Cut,
     pub(super) why: String,
 }
 
-struct Search<'a> {
+struct ShrinkSearch<'a> {
     schedule: &'a Schedule,
-    smallest: Smallest,
+    smallest: SmallestSchedule,
     runs: usize,
 }
 
-impl Search<'_> {
+impl ShrinkSearch<'_> {
     /// Keeps a smaller schedule if it fails, too.
     fn try_cut(&mut self, cut: Cut) -> bool {
-        if cut == self.smallest.cut || self.runs == MOST_RUNS {
+        if cut == self.smallest.cut || self.runs == MAX_RUNS {
             return false;
         }
         self.runs += 1;
         match run(&self.schedule.cut(&cut)).result {
             Ok(()) => false,
             Err(why) => {
-                self.smallest = Smallest { cut, why };
+                self.smallest = SmallestSchedule { cut, why };
                 true
             }
         }
@@ -40,12 +40,12 @@ impl Search<'_> {
     fn remove_steps(&mut self) {
         let mut size = self.smallest.cut.steps.len().div_ceil(2);
         while size > 0 {
-            let mut at = 0;
-            while at < self.smallest.cut.steps.len() {
+            let mut first = 0;
+            while first < self.smallest.cut.steps.len() {
                 let mut cut = self.smallest.cut.clone();
-                cut.steps.drain(at..(at + size).min(cut.steps.len()));
+                cut.steps.drain(first..(first + size).min(cut.steps.len()));
                 if !self.try_cut(cut) {
-                    at += size;
+                    first += size;
                 }
             }
             size /= 2;
@@ -90,15 +90,15 @@ impl Search<'_> {
 }
 
 /// Makes a schedule smaller that fails.
-pub(super) fn shrink(schedule: &Schedule, why: String) -> Smallest {
-    let smallest = Smallest { cut: Cut::nothing(schedule), why };
-    let mut search = Search { schedule, smallest, runs: 0 };
+pub(super) fn shrink(schedule: &Schedule, why: String) -> SmallestSchedule {
+    let smallest = SmallestSchedule { cut: Cut::everything(schedule), why };
+    let mut search = ShrinkSearch { schedule, smallest, runs: 0 };
     loop {
         let before = search.smallest.cut.clone();
         search.remove_processes();
         search.remove_steps();
         search.halve_pauses();
-        if search.smallest.cut == before || search.runs == MOST_RUNS {
+        if search.smallest.cut == before || search.runs == MAX_RUNS {
             // Steps of clusters that were left out are not taken.
             return search.smallest;
         }

@@ -1,4 +1,4 @@
-//! Tells tasks that something has changed, in the order in which they began to wait.
+//! Wakes tasks when something has changed, in the order in which they began to wait.
 //!
 //! `tokio::sync::watch` wakes in an order that differs from run to run, and futures that one task waits for together,
 //! such as streams in `select_all`, are read in the order in which they were woken.
@@ -11,7 +11,7 @@ use std::{
 };
 
 #[derive(Default)]
-struct State {
+struct SignalState {
     /// How often something has changed.
     changes: u64,
     waiting: BTreeMap<u64, Waker>,
@@ -21,7 +21,7 @@ struct State {
 
 /// Cheap to clone; clones are the same signal.
 #[derive(Clone, Default)]
-pub(super) struct Signal(Arc<Mutex<State>>);
+pub(super) struct Signal(Arc<Mutex<SignalState>>);
 
 impl Signal {
     /// How often something has changed so far.
@@ -40,20 +40,20 @@ impl Signal {
     }
 
     /// Waits until the number of changes is larger than `changes`.
-    pub(super) fn changed_since(&self, changes: u64) -> Changed {
-        Changed { signal: self.clone(), changes, number: None }
+    pub(super) fn changed_since(&self, changes: u64) -> SignalChanged {
+        SignalChanged { signal: self.clone(), changes, number: None }
     }
 }
 
 /// Ready when something has changed.
-pub(super) struct Changed {
+pub(super) struct SignalChanged {
     signal: Signal,
     changes: u64,
-    /// Its key in `State::waiting`; `None`: it has not been polled yet.
+    /// Its key in [`SignalState::waiting`]; `None`: it has not been polled yet.
     number: Option<u64>,
 }
 
-impl Future for Changed {
+impl Future for SignalChanged {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -71,7 +71,7 @@ impl Future for Changed {
     }
 }
 
-impl Drop for Changed {
+impl Drop for SignalChanged {
     fn drop(&mut self) {
         if let Some(number) = self.number {
             self.signal.0.lock().unwrap().waiting.remove(&number);

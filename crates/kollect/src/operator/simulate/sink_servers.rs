@@ -1,6 +1,6 @@
 //! Destinations in memory, which all operators of a schedule share: rows, claims, atomicity and faults.
 //!
-//! After each change a reader checks what it sees against what was true at some time. What a request does to a
+//! After each change a reader checks that the rows it sees were true at some time. What a request does to a
 //! destination is in `requests`, how a process sends it in `open_sink`: only these two know the trait `Sink`.
 
 mod open_sink;
@@ -19,10 +19,10 @@ use tokio::time::Instant;
 use timeline::Timelines;
 
 use super::{
+    expected_rows::{RowsByKey, StoredInventory},
     journal::Journal,
-    network::Link,
-    reader::{Exported, Reader},
-    truth::{Place, Rows},
+    network::ProcessLink,
+    reader::{DestinationReader, ExportedObject},
 };
 
 /// The current fault of a destination.
@@ -42,12 +42,12 @@ pub(super) enum SinkFault {
 
 /// What a destination holds of an inventory.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Held {
-    pub(super) rows: Rows,
+pub(super) struct HeldInventory {
+    pub(super) rows: RowsByKey,
     pub(super) claim: Option<Claim>,
 }
 
-impl Held {
+impl HeldInventory {
     /// Id of the cluster that owns the inventory.
     fn owner(&self) -> Option<&str> {
         self.claim.as_ref()?.owner.as_deref()
@@ -55,21 +55,21 @@ impl Held {
 }
 
 /// All inventories of a destination.
-pub(super) type Contents = BTreeMap<InventoryId, Held>;
+pub(super) type DestinationContents = BTreeMap<InventoryId, HeldInventory>;
 
-struct Destination {
-    contents: Contents,
+struct SimulatedDestination {
+    contents: DestinationContents,
     fault: SinkFault,
     /// Rows of objects of this size or larger are refused.
     limit: i64,
     /// The smallest limit that it ever had.
     smallest_limit: i64,
-    backup: Option<Contents>,
+    backup: Option<DestinationContents>,
 }
 
-impl Default for Destination {
+impl Default for SimulatedDestination {
     fn default() -> Self {
-        let (contents, fault) = (Contents::default(), SinkFault::None);
+        let (contents, fault) = (DestinationContents::default(), SinkFault::None);
         Self { contents, fault, limit: i64::MAX, smallest_limit: i64::MAX, backup: None }
     }
 }
@@ -87,76 +87,77 @@ fn is_atomic(destination: &str) -> bool {
 
 /// A cluster takes rows of another one over.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct TakeOver {
+pub(super) struct SimulatedTakeOver {
     /// Id of the cluster.
     pub(super) cluster: String,
     /// Name of the inventory.
     pub(super) inventory: String,
     /// A sink or a destination.
-    pub(super) what: String,
+    pub(super) subject: String,
     /// Id of the other cluster.
     pub(super) from: String,
 }
 
 /// All destinations of a schedule. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct SinkServers(Arc<Mutex<State>>);
+pub(super) struct SinkServers(Arc<Mutex<SinkServersState>>);
 
 /// The destinations as one process reaches them.
 pub(super) struct ProcessSinks {
     pub(super) servers: SinkServers,
-    pub(super) sender: Sender,
+    pub(super) sender: SendingProcess,
 }
 
 /// A process that sends requests.
 #[derive(Clone)]
-pub(super) struct Sender {
-    pub(super) link: Link,
+pub(super) struct SendingProcess {
+    pub(super) link: ProcessLink,
     /// Id of its cluster.
     pub(super) cluster: Arc<str>,
 }
 
-pub(super) struct State {
-    destinations: BTreeMap<String, Destination>,
+pub(super) struct SinkServersState {
+    destinations: BTreeMap<String, SimulatedDestination>,
     random: fastrand::Rng,
     journal: Journal,
-    pub(super) reader: Reader,
+    pub(super) reader: DestinationReader,
     /// The first violation that was found.
     pub(super) violation: Option<String>,
     /// Rows that were written.
     pub(super) rows_written: u64,
-    /// Destinations that other writers edited or restored: what operators know of them is not true for a while.
+    /// Destinations that were edited or restored by others than operators: what operators know of them is outdated for
+    /// a while.
     changed_by_others: BTreeSet<String>,
     /// Destinations that were restored, or lost their claims.
     pub(super) claims_changed: BTreeSet<String>,
-    /// Places with a claim that arrived when its client was gone.
-    pub(super) late_claims: BTreeSet<Place>,
-    /// Take-overs that were asked for, with names of sinks.
-    take_overs_asked: BTreeSet<TakeOver>,
+    /// Those with a claim that arrived when its client did not wait any more.
+    pub(super) late_claims: BTreeSet<StoredInventory>,
+    /// Take-overs that were requested, with names of sinks.
+    take_overs_requested: BTreeSet<SimulatedTakeOver>,
     /// Those that happened, with ids of destinations.
-    take_overs_done: BTreeSet<TakeOver>,
+    take_overs_done: BTreeSet<SimulatedTakeOver>,
     timelines: Timelines,
 }
 
 impl SinkServers {
     pub(super) fn new(seed: u64, journal: Journal) -> Self {
-        Self(Arc::new(Mutex::new(State {
+        Self(Arc::new(Mutex::new(SinkServersState {
             destinations: BTreeMap::new(),
             random: fastrand::Rng::with_seed(seed),
             journal,
-            reader: Reader::default(),
+            reader: DestinationReader::default(),
             violation: None,
             rows_written: 0,
             changed_by_others: BTreeSet::new(),
             claims_changed: BTreeSet::new(),
             late_claims: BTreeSet::new(),
-            take_overs_asked: BTreeSet::new(),
+            take_overs_requested: BTreeSet::new(),
             take_overs_done: BTreeSet::new(),
             timelines: Timelines::default(),
         })))
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, SinkServersState> {
         self.0.lock().unwrap()
     }
 
@@ -164,7 +165,7 @@ impl SinkServers {
         self.lock().destination(destination).fault = fault;
     }
 
-    /// Others remove the nth row of a destination, or change it.
+    /// Another writer removes the nth row of each inventory in a destination, or changes it.
     pub(super) fn edit_rows(&self, destination: &str, number: u8, remove: bool) {
         let mut state = self.lock();
         for held in state.destination(destination).contents.values_mut() {
@@ -187,9 +188,9 @@ impl SinkServers {
     /// Everything is as it was when the destination was saved.
     pub(super) fn restore(&self, destination: &str) {
         let mut state = self.lock();
-        let known = state.destination(destination);
-        if let Some(backup) = known.backup.clone() {
-            known.contents = backup;
+        let restored = state.destination(destination);
+        if let Some(backup) = restored.backup.clone() {
+            restored.contents = backup;
             state.claims_changed.insert(destination.to_owned());
             state.note_change_by_others(destination);
         }
@@ -215,49 +216,53 @@ impl SinkServers {
         self.lock().destination(destination).limit
     }
 
-    /// An annotation asks for a take-over.
-    pub(super) fn ask_take_over(&self, asked: TakeOver) {
-        self.lock().take_overs_asked.insert(asked);
+    /// An annotation requests a take-over.
+    pub(super) fn request_take_over(&self, requested: SimulatedTakeOver) {
+        self.lock().take_overs_requested.insert(requested);
     }
 
-    /// An inventory is deleted, and with it the memory of what it took over.
+    /// An inventory is deleted, and with it the record of what it took over.
     pub(super) fn forget_take_overs(&self, cluster: &str, inventory: &str) {
-        let is_own = |done: &TakeOver| done.cluster == cluster && done.inventory == inventory;
+        let is_own = |done: &SimulatedTakeOver| done.cluster == cluster && done.inventory == inventory;
         self.lock().take_overs_done.retain(|done| !is_own(done));
     }
 
-    /// Ends all faults; limits stay.
-    pub(super) fn heal(&self) {
+    /// Limits stay.
+    pub(super) fn end_faults(&self) {
         self.lock().destinations.values_mut().for_each(|destination| destination.fault = SinkFault::None);
     }
 
-    /// Looks at what every destination holds.
-    pub(super) fn visit<T>(&self, look: impl FnOnce(&BTreeMap<&str, &Contents>) -> T) -> T {
+    /// Calls a function with the contents of all destinations.
+    pub(super) fn with_contents<T>(
+        &self,
+        check: impl FnOnce(&BTreeMap<&str, &DestinationContents>) -> T,
+    ) -> T {
         let state = self.lock();
         let all = state.destinations.iter();
-        look(&all.map(|(name, destination)| (name.as_str(), &destination.contents)).collect())
+        check(&all.map(|(name, destination)| (name.as_str(), &destination.contents)).collect())
     }
 
-    /// Whether a destination held these rows for a cluster at some moment of a time: how many, and the sum of their
-    /// digests. What others changed cannot be known at once.
+    /// Whether a destination held these rows for a cluster at some moment of a period: how many, and the sum of their
+    /// digests. True if others have changed the destination: operators cannot know that at once.
     pub(super) fn has_held(
         &self,
-        place: &Place,
+        stored: &StoredInventory,
         rows: (usize, u128),
         owner: &str,
-        time: (u64, u64),
-        told: Instant,
+        period: (u64, u64),
+        reported_at: Instant,
     ) -> bool {
         let state = self.lock();
-        state.changed_by_others.contains(&place.0) || state.timelines.held(place, rows, owner, time, told)
+        state.changed_by_others.contains(&stored.0)
+            || state.timelines.held(stored, rows, owner, period, reported_at)
     }
 
-    /// The status of an object has begun to say Exported.
-    pub(super) fn see_exported(&self, cluster: &str, exported: &Exported<'_>) -> Result<(), String> {
+    /// Checks the rows after the status of an object has begun to report Exported.
+    pub(super) fn check_exported(&self, cluster: &str, exported: &ExportedObject<'_>) -> Result<(), String> {
         let state = self.lock();
         state.journal.count("statuses that became Exported", 1);
-        let empty = Rows::new();
-        let compared = state.reader.see_exported(cluster, exported, |(name, inventory)| {
+        let empty = RowsByKey::new();
+        let compared = state.reader.check_exported(cluster, exported, |(name, inventory)| {
             if state.changed_by_others.contains(name) || state.claims_changed.contains(name) {
                 return None;
             }
@@ -271,50 +276,50 @@ impl SinkServers {
     }
 }
 
-impl State {
-    fn destination(&mut self, name: &str) -> &mut Destination {
+impl SinkServersState {
+    fn destination(&mut self, name: &str) -> &mut SimulatedDestination {
         if !self.destinations.contains_key(name) {
-            self.destinations.insert(name.to_owned(), Destination::default());
+            self.destinations.insert(name.to_owned(), SimulatedDestination::default());
         }
         self.destinations.get_mut(name).unwrap()
     }
 
-    /// What a destination holds is not what an operator wrote last.
+    /// A destination does not hold any more what an operator wrote last.
     fn note_change_by_others(&mut self, destination: &str) {
         self.changed_by_others.insert(destination.to_owned());
         let contents = &self.destinations[destination].contents;
-        self.reader.begin_again(destination, contents.keys());
-        self.note_all(destination);
+        self.reader.forget_seen_rows(destination, contents.keys());
+        self.note_all_held(destination);
     }
 
-    /// Takes down what a destination holds now.
-    fn note_all(&mut self, destination: &str) {
+    /// Records what a destination holds now.
+    fn note_all_held(&mut self, destination: &str) {
         let inventories: Vec<InventoryId> = self.destination(destination).contents.keys().cloned().collect();
         inventories.iter().for_each(|inventory| self.note_held(destination, inventory, false));
     }
 
-    /// Takes down what a destination holds of an inventory now; `is_part`: more rows of the same write follow.
+    /// Records what a destination holds of an inventory now; `is_part`: more rows of the same write follow.
     fn note_held(&mut self, destination: &str, inventory: &InventoryId, is_part: bool) {
         let moment = self.journal.moment();
-        let place = (destination.to_owned(), inventory.clone());
+        let stored = (destination.to_owned(), inventory.clone());
         let contents = self.destinations.get(destination).map(|destination| &destination.contents);
         let held = contents.and_then(|contents| contents.get(inventory));
-        let sum = |rows: &Rows| rows.values().fold(0_u128, |sum, digest| sum.wrapping_add(digest.0));
+        let sum = |rows: &RowsByKey| rows.values().fold(0_u128, |sum, digest| sum.wrapping_add(digest.0));
         let (rows, owner) =
             held.map_or(((0, 0), None), |held| ((held.rows.len(), sum(&held.rows)), held.owner()));
-        self.timelines.note(&place, moment, rows, owner, is_part);
+        self.timelines.note(&stored, moment, rows, owner, is_part);
     }
 
-    fn held(&mut self, destination: &str, inventory: &InventoryId) -> &mut Held {
+    fn held(&mut self, destination: &str, inventory: &InventoryId) -> &mut HeldInventory {
         let contents = &mut self.destination(destination).contents;
         if !contents.contains_key(inventory) {
-            contents.insert(inventory.clone(), Held::default());
+            contents.insert(inventory.clone(), HeldInventory::default());
         }
         contents.get_mut(inventory).unwrap()
     }
 
     /// How long a request to a destination takes.
-    fn duration(&mut self, destination: &str) -> Duration {
+    fn request_duration(&mut self, destination: &str) -> Duration {
         match self.destination(destination).fault {
             SinkFault::Stalls(seconds) => Duration::from_secs(seconds),
             _ => Duration::from_millis(self.random.u64(..20)),

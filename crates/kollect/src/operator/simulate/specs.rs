@@ -1,10 +1,10 @@
-//! What the objects of a cluster say, read in the plainest way: what should be collected, and where it should go.
+//! The specs of the objects of a cluster: what should be collected, and which destinations it should be written to.
 
 use serde_json::Value;
 
 use super::{
-    api_server::{ApiServer, Object, Resource, kind_of},
-    schedule::COLLECTED,
+    api_server::{ApiServer, SimulatedKind, StoredObject, kind_of},
+    schedule::COLLECTED_KINDS,
     sink_servers::destination_of,
 };
 
@@ -12,34 +12,34 @@ use super::{
 pub(super) const TEAM: &str = "team";
 /// The only KollectScope.
 pub(super) const SCOPE: &str = "scope";
-/// The label of namespaces that selectors ask for.
+/// The label that namespace selectors match.
 pub(super) const LABEL: &str = "collect";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Inventory {
+pub(super) struct InventorySpecs {
     pub(super) sinks: Vec<String>,
     /// Empty: all.
     targets: Vec<String>,
 }
 
-impl Inventory {
+impl InventorySpecs {
     pub(super) fn of(object: &Value) -> Self {
         let spec = &object["spec"];
         Self { sinks: texts(&spec["databaseSinkRefs"]), targets: texts(&spec["targetRefs"]) }
     }
 
     pub(super) fn has_target(&self, name: &str) -> bool {
-        self.targets.is_empty() || self.targets.iter().any(|own| own == name)
+        self.targets.is_empty() || self.targets.iter().any(|target| target == name)
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Sink {
+pub(super) struct SinkSpecs {
     pub(super) destination: String,
     pub(super) cluster: String,
 }
 
-impl Sink {
+impl SinkSpecs {
     pub(super) fn of(object: &Value) -> Self {
         let spec = &object["spec"];
         Self {
@@ -50,70 +50,69 @@ impl Sink {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Target {
+pub(super) struct TargetSpecs {
     pub(super) profile: String,
     /// Empty: all.
     namespaces: Vec<String>,
-    /// Whether it wants labelled namespaces only.
-    labelled: bool,
+    /// Whether it selects labelled namespaces only.
+    only_labelled: bool,
     pub(super) suspended: bool,
 }
 
-impl Target {
+impl TargetSpecs {
     pub(super) fn of(object: &Value) -> Self {
         let spec = &object["spec"];
         Self {
             profile: text(&spec["profileRef"]).to_owned(),
             namespaces: texts(&spec["includedNamespaces"]),
-            labelled: spec.get("namespaceSelector").is_some(),
+            only_labelled: spec.get("namespaceSelector").is_some(),
             suspended: spec["suspend"] == true,
         }
     }
 
-    /// Whether it wants a namespace; `None`: there is no such namespace.
-    pub(super) fn wants(&self, name: &str, namespace: Option<Namespace>) -> bool {
+    /// Whether it selects a namespace; `None`: there is no such namespace.
+    pub(super) fn selects(&self, name: &str, namespace: Option<NamespaceSpecs>) -> bool {
         let Some(namespace) = namespace else { return false };
-        (self.namespaces.is_empty() || self.namespaces.iter().any(|own| own == name))
-            && (!self.labelled || namespace.labelled)
+        (self.namespaces.is_empty() || self.namespaces.iter().any(|listed| listed == name))
+            && (!self.only_labelled || namespace.is_labelled)
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Namespace {
-    labelled: bool,
+pub(super) struct NamespaceSpecs {
+    is_labelled: bool,
 }
 
-impl Namespace {
+impl NamespaceSpecs {
     pub(super) fn of(object: &Value) -> Self {
-        Self { labelled: object["metadata"]["labels"][LABEL] == "yes" }
+        Self { is_labelled: object["metadata"]["labels"][LABEL] == "yes" }
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Profile {
+pub(super) struct ProfileSpecs {
     pub(super) kind: String,
-    /// Whether it has two attributes.
-    pub(super) twice: bool,
+    pub(super) has_two_attributes: bool,
 }
 
-impl Profile {
+impl ProfileSpecs {
     pub(super) fn of(object: &Value) -> Self {
         let spec = &object["spec"];
         Self {
             kind: text(&spec["targetGVK"]["kind"]).to_owned(),
-            twice: spec["attributes"].as_array().is_some_and(|all| all.len() > 1),
+            has_two_attributes: spec["attributes"].as_array().is_some_and(|all| all.len() > 1),
         }
     }
 
-    /// What it collects; `None`: there is no such kind.
-    pub(super) fn collects(&self) -> Option<&'static Resource> {
-        COLLECTED.into_iter().filter_map(kind_of).find(|resource| resource.kind == self.kind)
+    /// `None`: there is no such kind.
+    pub(super) fn collected_kind(&self) -> Option<&'static SimulatedKind> {
+        COLLECTED_KINDS.into_iter().filter_map(kind_of).find(|resource| resource.kind == self.kind)
     }
 }
 
 /// A scope, or that there is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Scope {
+pub(super) enum ScopeSpecs {
     /// It cannot be read: nothing is collected.
     Unreadable,
     Readable {
@@ -123,8 +122,8 @@ pub(super) enum Scope {
     },
 }
 
-impl Scope {
-    pub(super) fn of(object: Option<&Object>) -> Self {
+impl ScopeSpecs {
+    pub(super) fn of(object: Option<&StoredObject>) -> Self {
         let Some(object) = object else { return Self::Readable { denied: Vec::new(), allowed: Vec::new() } };
         let spec = &object["spec"];
         if spec["deniedNamespaces"].is_string() {
@@ -139,8 +138,8 @@ impl Scope {
     /// Whether a namespace may be collected from; `None`: that cannot be known.
     pub(super) fn permits(&self, namespace: &str) -> Option<bool> {
         let Self::Readable { denied, allowed } = self else { return None };
-        let is = |list: &[String]| list.iter().any(|own| own == namespace);
-        Some(!is(denied) && (allowed.is_empty() || is(allowed)))
+        let is_in = |list: &[String]| list.iter().any(|listed| listed == namespace);
+        Some(!is_in(denied) && (allowed.is_empty() || is_in(allowed)))
     }
 
     /// The scope of a cluster.

@@ -1,23 +1,23 @@
-//! What statuses say: of inventories about their sinks, of all objects whether their rows are exported.
+//! Reads statuses: of inventories what they report about their sinks, of all objects whether their rows are exported.
 
 use kollect_model::batch::InventoryId;
 use serde_json::Value;
 
 use super::{
+    expected_rows::{StoredInventory, inventory_id},
     sink_servers::destination_of,
     specs::{name, text},
-    truth::{Place, inventory_id},
 };
 
 /// A line of a status.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Export {
+pub(super) struct StatusExport {
     /// Name of the sink.
     pub(super) sink: String,
     pub(super) destination: String,
     pub(super) inventory: InventoryId,
     /// Destinations that it has left, and that still hold rows.
-    pub(super) left: Vec<Place>,
+    pub(super) left: Vec<StoredInventory>,
     /// How many rows the sink has acknowledged to hold, and the sum of their digests, if it has.
     pub(super) acknowledged: Option<(usize, u128)>,
     pub(super) synced: bool,
@@ -28,17 +28,17 @@ pub(super) struct Export {
 }
 
 /// The lines of a status.
-pub(super) fn exports(inventory: &Value) -> Vec<Export> {
+pub(super) fn exports(inventory: &Value) -> Vec<StatusExport> {
     let is_synced = |condition: &Value| condition["type"] == "Synced" && condition["status"] == "True";
-    let place = |place: &Value| {
-        let id = inventory_id(text(&place["cluster"]), name(inventory));
-        (destination_of(text(&place["destination"])).to_owned(), id)
+    let stored = |line: &Value| {
+        let id = inventory_id(text(&line["cluster"]), name(inventory));
+        (destination_of(text(&line["destination"])).to_owned(), id)
     };
-    let export = |line: &Value| Export {
+    let export = |line: &Value| StatusExport {
         sink: text(&line["name"]).to_owned(),
-        destination: place(&line["place"]).0,
-        inventory: place(&line["place"]).1,
-        left: line["left"].as_array().into_iter().flatten().map(place).collect(),
+        destination: stored(&line["place"]).0,
+        inventory: stored(&line["place"]).1,
+        left: line["left"].as_array().into_iter().flatten().map(stored).collect(),
         acknowledged: acknowledged(line),
         synced: line["conditions"].as_array().is_some_and(|all| all.iter().any(is_synced)),
         written_at: text(&line["lastExportTime"]).to_owned(),
@@ -47,15 +47,15 @@ pub(super) fn exports(inventory: &Value) -> Vec<Export> {
     inventory["status"]["sinkExports"].as_array().into_iter().flatten().map(export).collect()
 }
 
-/// What an inventory says about all of its sinks is what their lines say: it has reached the smallest revision, is Ready
-/// as Exported only if all of them are synced, and is not Ready while it is Degraded.
+/// Checks that what an inventory reports about all of its sinks agrees with their lines: it has reached the smallest
+/// revision, is Ready as Exported only if all of them are synced, and is not Ready while it is Degraded.
 pub(super) fn check_summary(inventory: &Value, sinks: &[String]) -> Result<(), String> {
     let status = &inventory["status"];
     let lines: Vec<&Value> = status["sinkExports"].as_array().into_iter().flatten().collect();
     let line = |sink: &String| lines.iter().find(|line| text(&line["name"]) == format!("database/{sink}"));
     let revisions: Vec<Option<i64>> =
         sinks.iter().map(|sink| line(sink).and_then(|line| line["revision"].as_i64())).collect();
-    let told = status["observedRevision"].as_i64();
+    let observed_revision = status["observedRevision"].as_i64();
     let condition = |type_: &str| {
         let all = status["conditions"].as_array().into_iter().flatten();
         all.clone().find(|condition| condition["type"] == type_ && condition["status"] == "True")
@@ -63,7 +63,7 @@ pub(super) fn check_summary(inventory: &Value, sinks: &[String]) -> Result<(), S
     let ready = condition("Ready");
     let synced = exports(inventory).into_iter().filter(|export| export.synced).count();
     let is_exported = ready.is_some_and(|ready| ready["reason"] == "Exported");
-    if told.is_some() && revisions.iter().any(|revision| *revision < told) {
+    if observed_revision.is_some() && revisions.iter().any(|revision| *revision < observed_revision) {
         return Err(format!("a sink has not reached what the inventory says: {status}"));
     }
     if is_exported && synced < sinks.len() || ready.is_some() && condition("Degraded").is_some() {
@@ -77,7 +77,7 @@ fn acknowledged(line: &Value) -> Option<(usize, u128)> {
     Some((rows, u128::from_str_radix(text(&line["lastChecksum"]), 16).unwrap()))
 }
 
-/// The generation whose rows all sinks hold, if a status says so.
+/// The generation whose rows all sinks hold, if a status reports it.
 pub(super) fn exported(object: &Value) -> Option<i64> {
     let conditions = object["status"]["conditions"].as_array()?;
     let exported = conditions.iter().find(|condition| condition["type"] == "Exported")?;

@@ -1,5 +1,5 @@
-//! Kinds of a target that the operator cannot see: the lines of `status.coverage`, and a sentence for each that says
-//! which permission is missing, where, and what to grant.
+//! Kinds of a target that the operator cannot see: the lines of `status.coverage`, and a sentence for each that names
+//! the missing permission, the namespaces, and what to grant.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,7 +7,7 @@ use std::{
 };
 
 use kollect_engine::{
-    coverage::{Coverage, Place, ScopeCoverage, State},
+    coverage::{Coverage, KindCoverage, WatchState, WatchedKind},
     names,
     store::{Visibilities, Visibility},
     watch::BlindReason,
@@ -17,25 +17,25 @@ use kollect_model::{
     row::TargetId,
 };
 
-use super::{View, count, time};
+use super::{StatusView, count, time};
 use crate::resolve::{ResolvedInventory, ResolvedTarget};
 
-/// The documented value for a place where listing is forbidden.
+/// The documented value for namespaces where listing is forbidden.
 pub(super) const FORBIDDEN: &str = "skipped:forbidden";
 
 /// Limit of names in a list of a status; other fields have the total.
-const MOST_NAMES: usize = 100;
+const MAX_NAMES: usize = 100;
 
 /// Limit of kinds that a message names; the others are counted.
 const NAMED_KINDS: usize = 2;
 
 /// The beginning of a list of names, for a status.
 pub(super) fn cut(names: &[Arc<str>]) -> Vec<String> {
-    names.iter().take(MOST_NAMES).map(ToString::to_string).collect()
+    names.iter().take(MAX_NAMES).map(ToString::to_string).collect()
 }
 
 /// Whether a kind can be seen in some namespaces.
-pub(super) struct Line {
+pub(super) struct CoverageLine {
     pub(super) status: CoverageStatus,
     /// The resource name of the kind, as in permissions.
     resource: String,
@@ -43,37 +43,43 @@ pub(super) struct Line {
     names: Vec<Arc<str>>,
 }
 
-impl View<'_> {
+impl StatusView<'_> {
     /// For each kind of a target: since when it has been watched, or why not.
-    pub(super) fn coverage_of(&self, resolved: &ResolvedTarget, namespaces: &[Arc<str>]) -> Vec<Line> {
+    pub(super) fn coverage_of(
+        &self,
+        resolved: &ResolvedTarget,
+        namespaces: &[Arc<str>],
+    ) -> Vec<CoverageLine> {
         let Some(target) = &resolved.target else { return Vec::new() };
         let kinds = target.selection.kinds();
         let namespaces: BTreeSet<&str> = namespaces.iter().map(|name| &**name).collect();
-        lines(self.coverage, kinds, |place| {
-            target.selection.asks(&place.gvk, place.field_selector.as_deref())
-                && place.namespace.as_deref().is_none_or(|name| namespaces.contains(name))
+        lines(self.coverage, kinds, |watched| {
+            target.selection.selects_kind(&watched.gvk, watched.field_selector.as_deref())
+                && watched.namespace.as_deref().is_none_or(|name| namespaces.contains(name))
         })
     }
 
-    /// What of an inventory cannot be seen, as far as the coverage ledger has the cause.
+    /// What of an inventory cannot be seen, as far as the coverage has the cause.
     pub(super) fn unseen(&self, resolved: &ResolvedInventory, visibilities: &Visibilities) -> Option<String> {
-        let mut dark: BTreeMap<(&str, &str), Vec<&Visibility>> = BTreeMap::new();
+        let mut by_kind: BTreeMap<(&str, &str), Vec<&Visibility>> = BTreeMap::new();
         for ((_, group, kind), visibility) in visibilities {
-            dark.entry((group, kind)).or_default().push(visibility.within_reach());
+            by_kind.entry((group, kind)).or_default().push(visibility.within_reach());
         }
         let targets = resolved.targets.iter().filter_map(|id| self.resolved.targets.get(id)?.target.as_ref());
         let kinds: BTreeSet<&Gvk> = targets.flat_map(|target| target.selection.kinds()).collect();
-        let lines = lines(self.coverage, kinds, |place| {
-            let visibilities = dark.get(&(&*place.gvk.group, &*place.gvk.kind));
+        let lines = lines(self.coverage, kinds, |watched| {
+            let visibilities = by_kind.get(&(&*watched.gvk.group, &*watched.gvk.kind));
             visibilities.is_some_and(|visibilities| {
-                visibilities.iter().any(|visibility| is_dark(visibility, place.namespace.as_ref()))
+                visibilities
+                    .iter()
+                    .any(|visibility| is_unseen_everywhere(visibility, watched.namespace.as_ref()))
             })
         });
         sentence(&lines, "the selections of its targets")
     }
 }
 
-impl View<'_> {
+impl StatusView<'_> {
     /// The message about a target whose kind is not served while sinks hold rows of its previous kind.
     pub(super) fn waiting(&self, id: &TargetId, visibilities: &Visibilities) -> Option<String> {
         if !visibilities.values().any(|visibility| *visibility == Visibility::Absent) {
@@ -99,17 +105,17 @@ impl View<'_> {
     }
 }
 
-/// The places of these kinds for which `concerns` is true, grouped by kind and by why they cannot be seen.
+/// The watches of these kinds for which `concerns` is true, grouped by kind and by why they cannot be seen.
 fn lines<'a>(
     coverage: &Coverage,
     kinds: impl IntoIterator<Item = &'a Gvk>,
-    concerns: impl Fn(&Place) -> bool,
-) -> Vec<Line> {
-    let mut lines = Lines::default();
+    concerns: impl Fn(&WatchedKind) -> bool,
+) -> Vec<CoverageLine> {
+    let mut lines = CoverageLines::default();
     for gvk in kinds {
-        coverage.visit_kind(gvk, |place, known| {
-            if concerns(place) {
-                lines.add(place, known);
+        coverage.visit_kind(gvk, |watched, known| {
+            if concerns(watched) {
+                lines.add(watched, known);
             }
         });
     }
@@ -118,35 +124,35 @@ fn lines<'a>(
 
 /// Lines that are being made.
 #[derive(Default)]
-struct Lines(BTreeMap<(Gvk, Option<BlindReason>), Line>);
+struct CoverageLines(BTreeMap<(Gvk, Option<BlindReason>), CoverageLine>);
 
-impl Lines {
-    fn add(&mut self, place: &Place, known: &ScopeCoverage) {
+impl CoverageLines {
+    fn add(&mut self, watched: &WatchedKind, known: &KindCoverage) {
         let (since, reason, blind) = match &known.state {
-            State::Synced { since, .. } => (time(*since), None, None),
-            State::Blind { since, blindness } => {
+            WatchState::Synced { since, .. } => (time(*since), None, None),
+            WatchState::Blind { since, blindness } => {
                 let why = match blindness.reason {
                     BlindReason::Forbidden => FORBIDDEN.to_owned(),
                     reason => format!("{reason}: {}", blindness.message),
                 };
                 (time(*since), Some(blindness.reason), Some(why))
             }
-            State::Absent => (None, None, None),
-            State::Waiting | State::Listing { .. } => return,
+            WatchState::Absent => (None, None, None),
+            WatchState::Waiting | WatchState::Listing { .. } => return,
         };
-        let line = self.0.entry((place.gvk.clone(), reason)).or_insert_with(|| Line {
-            resource: known.resource.as_deref().map_or_else(|| place.gvk.to_string(), str::to_owned),
-            status: CoverageStatus { gvk: place.gvk.clone(), blind, ..CoverageStatus::default() },
+        let line = self.0.entry((watched.gvk.clone(), reason)).or_insert_with(|| CoverageLine {
+            resource: known.resource.as_deref().map_or_else(|| watched.gvk.to_string(), str::to_owned),
+            status: CoverageStatus { gvk: watched.gvk.clone(), blind, ..CoverageStatus::default() },
             names: Vec::new(),
         });
-        // Several field selectors may look at one namespace; places of a kind are in the order of namespaces.
-        line.names.extend(place.namespace.clone().filter(|name| line.names.last() != Some(name)));
+        // One namespace may be watched with several field selectors; watches of a kind are in the order of namespaces.
+        line.names.extend(watched.namespace.clone().filter(|name| line.names.last() != Some(name)));
         line.status.since = line.status.since.clone().max(since);
     }
 
-    fn done(self) -> Vec<Line> {
-        let mut lines: Vec<Line> = self.0.into_values().collect();
-        for Line { status, names, .. } in &mut lines {
+    fn done(self) -> Vec<CoverageLine> {
+        let mut lines: Vec<CoverageLine> = self.0.into_values().collect();
+        for CoverageLine { status, names, .. } in &mut lines {
             status.namespaces = cut(names);
             status.namespace_count = count(names.len()).filter(|_| !names.is_empty());
         }
@@ -154,17 +160,17 @@ impl Lines {
     }
 }
 
-fn is_dark(visibility: &Visibility, namespace: Option<&Arc<str>>) -> bool {
+fn is_unseen_everywhere(visibility: &Visibility, namespace: Option<&Arc<str>>) -> bool {
     match (visibility, namespace) {
         (Visibility::Everything | Visibility::Absent | Visibility::Pending, _) => false,
-        (Visibility::AllBut(dark), Some(namespace)) => dark.contains(namespace),
+        (Visibility::AllBut(blind), Some(namespace)) => blind.contains(namespace),
         (Visibility::Within(seen), Some(namespace)) => !seen.contains(namespace),
         (_, _) => true,
     }
 }
 
 /// What cannot be seen; `None`: everything can. `selection` is what names the namespaces.
-pub(super) fn sentence(lines: &[Line], selection: &str) -> Option<String> {
+pub(super) fn sentence(lines: &[CoverageLine], selection: &str) -> Option<String> {
     let blind: Vec<String> = lines.iter().filter_map(|line| line.sentence(selection)).collect();
     let named = blind.iter().take(NAMED_KINDS).cloned().collect::<Vec<_>>().join("; ");
     match blind.len().saturating_sub(NAMED_KINDS) {
@@ -174,15 +180,15 @@ pub(super) fn sentence(lines: &[Line], selection: &str) -> Option<String> {
     }
 }
 
-impl Line {
+impl CoverageLine {
     fn sentence(&self, selection: &str) -> Option<String> {
         let (why, resource) = (self.status.blind.as_deref()?, &self.resource);
-        let places = match self.names.len() {
+        let namespaces = match self.names.len() {
             0 => "the whole cluster".to_owned(),
             all => names::namespaces(&self.names, all),
         };
         if why != FORBIDDEN {
-            return Some(format!("{resource} cannot be seen in {places}: {why}"));
+            return Some(format!("{resource} cannot be seen in {namespaces}: {why}"));
         }
         let grant = match self.names.len() {
             0 => "grant both verbs to its ServiceAccount with a ClusterRole".to_owned(),
@@ -191,7 +197,7 @@ impl Line {
                 format!("grant both verbs to its ServiceAccount there, or remove {them} from {selection}")
             }
         };
-        Some(format!("the operator may not list and watch {resource} in {places}: {grant}"))
+        Some(format!("the operator may not list and watch {resource} in {namespaces}: {grant}"))
     }
 }
 
@@ -203,12 +209,12 @@ mod tests {
 
     use super::*;
 
-    /// A ledger that says the same of a kind in so many namespaces; 0: of the whole cluster.
-    fn ledger(
+    /// The same coverage of a kind in so many namespaces; 0: in the whole cluster.
+    fn kind_coverage(
         resource: &str,
         namespaces: usize,
         reason: Option<BlindReason>,
-    ) -> BTreeMap<Place, ScopeCoverage> {
+    ) -> BTreeMap<WatchedKind, KindCoverage> {
         let gvk = Gvk { kind: resource.to_uppercase(), ..Gvk::default() };
         let names: Vec<Option<Arc<str>>> = match namespaces {
             0 => vec![None],
@@ -218,59 +224,59 @@ mod tests {
         let known = |namespace: Option<Arc<str>>| {
             let message = format!("list {resource} in {}: no route", namespace.as_deref().unwrap_or("all"));
             let state = match reason {
-                None => State::Synced { since, version: 1 },
-                Some(reason) => State::Blind { since, blindness: Blindness { reason, message } },
+                None => WatchState::Synced { since, version: 1 },
+                Some(reason) => WatchState::Blind { since, blindness: Blindness { reason, message } },
             };
             let known =
-                ScopeCoverage { state, resource: Some(resource.into()), gaps: VecDeque::new(), repaired: 0 };
-            (Place { gvk: gvk.clone(), namespace, field_selector: None }, known)
+                KindCoverage { state, resource: Some(resource.into()), gaps: VecDeque::new(), repaired: 0 };
+            (WatchedKind { gvk: gvk.clone(), namespace, field_selector: None }, known)
         };
         names.into_iter().map(known).collect()
     }
 
-    fn all_lines(ledger: &BTreeMap<Place, ScopeCoverage>) -> Vec<Line> {
-        let mut lines = Lines::default();
-        ledger.iter().for_each(|(place, known)| lines.add(place, known));
+    fn all_lines(kind_coverage: &BTreeMap<WatchedKind, KindCoverage>) -> Vec<CoverageLine> {
+        let mut lines = CoverageLines::default();
+        kind_coverage.iter().for_each(|(watched, known)| lines.add(watched, known));
         lines.done()
     }
 
-    fn told(ledger: &BTreeMap<Place, ScopeCoverage>) -> String {
-        sentence(&all_lines(ledger), "the target's selection").unwrap()
+    fn messages(kind_coverage: &BTreeMap<WatchedKind, KindCoverage>) -> String {
+        sentence(&all_lines(kind_coverage), "the target's selection").unwrap()
     }
 
     #[test]
-    fn a_message_says_what_may_not_be_done_where_and_what_to_grant() {
+    fn a_message_names_the_missing_permission_the_namespaces_and_what_to_grant() {
         let forbidden = Some(BlindReason::Forbidden);
-        assert_eq!(sentence(&all_lines(&ledger("secrets", 0, None)), ""), None);
+        assert_eq!(sentence(&all_lines(&kind_coverage("secrets", 0, None)), ""), None);
         assert_eq!(
-            told(&ledger("secrets", 250, forbidden)),
+            messages(&kind_coverage("secrets", 250, forbidden)),
             "the operator may not list and watch secrets in 250 namespaces (team-000, team-001 and 248 more): grant \
              both verbs to its ServiceAccount there, or remove them from the target's selection"
         );
         assert_eq!(
-            told(&ledger("secrets", 1, forbidden)),
+            messages(&kind_coverage("secrets", 1, forbidden)),
             "the operator may not list and watch secrets in namespace team-000: grant both verbs to its \
              ServiceAccount there, or remove it from the target's selection"
         );
         assert_eq!(
-            told(&ledger("nodes", 0, forbidden)),
+            messages(&kind_coverage("nodes", 0, forbidden)),
             "the operator may not list and watch nodes in the whole cluster: grant both verbs to its \
              ServiceAccount with a ClusterRole"
         );
         assert_eq!(
-            told(&ledger("deployments.apps", 3, Some(BlindReason::Failed))),
+            messages(&kind_coverage("deployments.apps", 3, Some(BlindReason::Failed))),
             "deployments.apps cannot be seen in 3 namespaces (team-000, team-001 and 1 more): Failed: list \
              deployments.apps in team-000: no route"
         );
     }
 
     #[test]
-    fn a_namespace_that_several_field_selectors_look_at_is_named_once() {
-        let mut places = ledger("pods", 2, Some(BlindReason::Forbidden));
-        for (place, known) in places.clone() {
-            places.insert(Place { field_selector: Some("spec.nodeName=a".into()), ..place }, known);
+    fn a_namespace_that_is_watched_with_several_field_selectors_is_named_once() {
+        let mut coverage = kind_coverage("pods", 2, Some(BlindReason::Forbidden));
+        for (watched, known) in coverage.clone() {
+            coverage.insert(WatchedKind { field_selector: Some("spec.nodeName=a".into()), ..watched }, known);
         }
-        let found = all_lines(&places);
+        let found = all_lines(&coverage);
         assert_eq!(
             (found.len(), &found[0].status.namespaces),
             (1, &vec!["team-000".into(), "team-001".into()])
@@ -280,16 +286,16 @@ mod tests {
 
     #[test]
     fn lists_are_cut_and_counted_and_have_a_line_for_each_reason_only() {
-        let mut places = ledger("secrets", 250, Some(BlindReason::Failed));
-        let found = all_lines(&places);
+        let mut coverage = kind_coverage("secrets", 250, Some(BlindReason::Failed));
+        let found = all_lines(&coverage);
         assert_eq!(found.len(), 1, "each namespace has a message of its own");
         let status = &found[0].status;
         assert_eq!((status.namespaces.len(), status.namespace_count), (100, Some(250)));
         for resource in ["a", "b", "c"] {
-            places.extend(ledger(resource, 1, Some(BlindReason::Forbidden)));
+            coverage.extend(kind_coverage(resource, 1, Some(BlindReason::Forbidden)));
         }
-        let told = told(&places);
-        assert!(told.ends_with("; and 2 more kinds"), "{told}");
-        assert!(told.len() < 400, "{told}");
+        let message = messages(&coverage);
+        assert!(message.ends_with("; and 2 more kinds"), "{message}");
+        assert!(message.len() < 400, "{message}");
     }
 }

@@ -6,38 +6,36 @@ use kollect_model::{
     crd::inventory::{InventoryStatus, MAX_TAKE_OVERS, SinkExport, TakeOverRecord},
 };
 
-use super::View;
+use super::StatusView;
 use crate::{
     operator::{
         bindings::binding_name,
         conditions::Conditions,
         destinations::Destinations,
-        take_over::{self, Requests},
+        take_over::{self, TakeOverRequests},
     },
     reason::Reason,
     resolve::{InventoryName, ResolvedInventory},
 };
 
-impl View<'_> {
+impl StatusView<'_> {
     /// The line of a sink with its new destinations. If none are known, as for an inventory that cannot be resolved,
     /// the destinations in the line stay.
     pub(super) fn with_destinations(&self, binding: &BindingName, line: SinkExport) -> SinkExport {
-        match self.binding_states.look(binding, |progress| progress.line.clone()).flatten() {
-            Some(Destinations { held: place, claiming, left }) => {
-                SinkExport { place, claiming, left, ..line }
-            }
+        match self.binding_states.read(binding, |state| state.status_line.clone()).flatten() {
+            Some(Destinations { held, claiming, left }) => SinkExport { place: held, claiming, left, ..line },
             None => line,
         }
     }
 
     /// Whether a line of the status is about the destination that the sink leads to.
     pub(super) fn is_about(&self, binding: &BindingName, line: &SinkExport) -> bool {
-        let same = |told: &Destinations| match (&told.held, &line.place) {
-            (Some(held), Some(place)) => held.is_at(place) && told.claiming.is_none(),
+        let is_same = |known: &Destinations| match (&known.held, &line.place) {
+            (Some(held), Some(in_line)) => held.is_at(in_line) && known.claiming.is_none(),
             _ => false,
         };
         self.binding_states
-            .look(binding, |progress| progress.line.as_ref().is_some_and(same))
+            .read(binding, |state| state.status_line.as_ref().is_some_and(is_same))
             .unwrap_or(false)
     }
 
@@ -55,7 +53,7 @@ impl View<'_> {
     }
 
     /// The line of a sink that is no longer named; `None` if nothing is left of it.
-    pub(super) fn left_export(
+    pub(super) fn abandoned_export(
         &self,
         metadata: &ObjectMeta,
         name: &InventoryName,
@@ -74,11 +72,11 @@ impl View<'_> {
         );
         let clean_error = self
             .binding_states
-            .look(&binding_name(name, &export.name), |progress| progress.clean_error.clone())
+            .read(&binding_name(name, &export.name), |state| state.clean_error.clone())
             .flatten();
         let SinkExport { name, namespace, place, claiming, left, .. } = line;
         let conditions = conditions.done();
-        // Acknowledgements are left out: they are about the place that is being cleaned.
+        // Acknowledgements are left out: they are about the destination that is being cleaned.
         Some(SinkExport {
             name,
             namespace,
@@ -92,36 +90,36 @@ impl View<'_> {
     }
 
     /// Sets LeftBehind for destinations with rows where no sink leads any more: a user must remove the rows.
-    pub(super) fn judge_destinations(
+    pub(super) fn set_left_behind(
         &self,
         name: &InventoryName,
         exports: &[SinkExport],
         conditions: &mut Conditions<'_>,
     ) {
-        let mut behind = Vec::new();
+        let mut left_behind = Vec::new();
         for export in exports {
             let lost =
-                self.binding_states.look(&binding_name(name, &export.name), |progress| progress.lost.clone());
+                self.binding_states.read(&binding_name(name, &export.name), |state| state.lost.clone());
             let lost = lost.unwrap_or_default();
-            behind.extend(lost.iter().map(|place| format!("{} at {place}", export.name)));
+            left_behind.extend(lost.iter().map(|destination| format!("{} at {destination}", export.name)));
         }
-        if !behind.is_empty() {
+        if !left_behind.is_empty() {
             let message = format!(
                 "rows were left behind: {}; the sinks lead to other servers now. Remove the rows by hand; then the \
                  lines from status.sinkExports[].left",
-                behind.join(", ")
+                left_behind.join(", ")
             );
             conditions.set("LeftBehind", true, Reason::CleanupTerminal, message);
         }
     }
 
     /// Sets TakeOver to False if requests name no sink of the inventory.
-    pub(super) fn judge_take_overs(
+    pub(super) fn set_take_over(
         metadata: &ObjectMeta,
         resolved: &ResolvedInventory,
         conditions: &mut Conditions<'_>,
     ) {
-        let requests = Requests::of(metadata, resolved.sinks.iter().map(|sink| &sink.name));
+        let requests = TakeOverRequests::of(metadata, resolved.sinks.iter().map(|sink| &sink.name));
         if !requests.problems.is_empty() {
             conditions.set("TakeOver", false, Reason::TakeOverInvalid, requests.problems.join("; "));
         }
@@ -134,16 +132,14 @@ impl View<'_> {
         name: &InventoryName,
         resolved: &ResolvedInventory,
     ) -> Vec<TakeOverRecord> {
-        let mut all = before.to_vec();
+        let mut records = before.to_vec();
         for sink in &resolved.sinks {
             let binding = binding_name(name, &sink.name);
-            let claim = self
-                .binding_states
-                .look(&binding, |progress| progress.destinations.claim().cloned())
-                .flatten();
-            all.extend(claim.and_then(|claim| take_over::record(&sink.name, &claim, before)));
+            let claim =
+                self.binding_states.read(&binding, |state| state.destinations.claim().cloned()).flatten();
+            records.extend(claim.and_then(|claim| take_over::record(&sink.name, &claim, before)));
         }
-        let oldest = all.len().saturating_sub(MAX_TAKE_OVERS);
-        all.split_off(oldest)
+        let oldest = records.len().saturating_sub(MAX_TAKE_OVERS);
+        records.split_off(oldest)
     }
 }

@@ -16,15 +16,15 @@ use kollect_model::{
     sink::ErrorClass,
 };
 
-use super::{View, inventory::is_synced};
+use super::{StatusView, inventory::is_synced};
 use crate::{
     operator::{
+        binding_states::BindingState,
         bindings::binding_name,
         conditions::{Conditions, SEE_READY},
-        progress::Progress,
     },
     reason::Reason,
-    resolve::{BoundSink, InventoryName, Name, ResolvedInventory, ResolvedTarget},
+    resolve::{BoundSink, InventoryName, ObjectName, ResolvedInventory, ResolvedTarget},
 };
 
 const TYPE: &str = "Exported";
@@ -34,31 +34,31 @@ const TYPE: &str = "Exported";
 const ON_THE_WAY: &str = "some sinks do not have the rows of this generation yet";
 
 /// Why the rows of a generation are not in a sink.
-enum Missing {
+enum NotExported {
     OnTheWay,
     Because(Reason, String),
 }
 
-impl Missing {
+impl NotExported {
     fn because(reason: Reason, message: impl Into<String>) -> Self {
         Self::Because(reason, message.into())
     }
 }
 
 /// Whether a sink holds rows.
-enum Held {
+enum SinkHolds {
     Yes,
-    /// This process has not compared the sink yet; its status says that it holds the rows.
-    SaidSo,
+    /// According to the status it does; this process has not compared the sink yet.
+    OnlyInStatus,
     OnTheWay,
     No(Reason),
 }
 
-impl View<'_> {
+impl StatusView<'_> {
     /// Sets Exported of a profile: whether sinks hold its rows.
-    pub(super) fn judge_profile_export(
+    pub(super) fn set_profile_exported(
         &self,
-        name: &Name,
+        name: &ObjectName,
         metadata: &ObjectMeta,
         before: &[Condition],
         errors: Option<&[SpecError]>,
@@ -67,26 +67,27 @@ impl View<'_> {
         let targets = self.links.targets_of(name);
         let mut used = targets.iter().filter(|id| !self.links.inventories_of(id).is_empty()).peekable();
         let outcome = if errors.is_some() {
-            Err(Missing::because(Reason::InvalidSpec, SEE_READY))
+            Err(NotExported::because(Reason::InvalidSpec, SEE_READY))
         } else if used.peek().is_none() {
             let message =
                 if targets.is_empty() { "no target uses it" } else { "no inventory has its targets" };
-            Err(Missing::because(Reason::NotUsed, message))
+            Err(NotExported::because(Reason::NotUsed, message))
         } else {
-            used.map(|id| self.target_is_exported(id)).try_fold(true, |sure, target| Ok(sure & target?))
+            used.map(|id| self.target_is_exported(id))
+                .try_fold(true, |verified, target| Ok(verified & target?))
         };
-        tell(metadata, before, outcome, conditions);
+        set_exported(metadata, before, outcome, conditions);
     }
 
     /// Sets Exported of a target: whether sinks hold its rows.
-    pub(super) fn judge_target_export(
+    pub(super) fn set_target_exported(
         &self,
         metadata: &ObjectMeta,
         before: &[Condition],
         id: &TargetId,
         conditions: &mut Conditions<'_>,
     ) {
-        tell(metadata, before, self.target_is_exported(id), conditions);
+        set_exported(metadata, before, self.target_is_exported(id), conditions);
     }
 
     /// The previous status, which stays while objects are listed again, with a new condition Exported.
@@ -96,17 +97,17 @@ impl View<'_> {
         before: &TargetStatus,
         id: &TargetId,
     ) -> TargetStatus {
-        let mut made = Conditions::after(&before.conditions, metadata.generation, self.now);
-        self.judge_target_export(metadata, &before.conditions, id, &mut made);
+        let mut exported = Conditions::after(&before.conditions, metadata.generation, self.now);
+        self.set_target_exported(metadata, &before.conditions, id, &mut exported);
         let mut conditions: Vec<Condition> =
             before.conditions.iter().filter(|condition| condition.type_ != TYPE).cloned().collect();
-        conditions.extend(made.done());
+        conditions.extend(exported.done());
         conditions.sort_by(|a, b| a.type_.cmp(&b.type_));
         TargetStatus { conditions, ..before.clone() }
     }
 
     /// Sets Exported of an inventory: whether sinks hold its rows.
-    pub(super) fn judge_inventory_export(
+    pub(super) fn set_inventory_exported(
         &self,
         metadata: &ObjectMeta,
         before: &[Condition],
@@ -115,59 +116,59 @@ impl View<'_> {
         conditions: &mut Conditions<'_>,
     ) {
         let outcome = if let Some(first) = resolved.faults.first() {
-            Err(Missing::because(first.reason, SEE_READY))
+            Err(NotExported::because(first.reason, SEE_READY))
         } else {
             self.inventory_is_exported(name, resolved)
         };
-        tell(metadata, before, outcome, conditions);
+        set_exported(metadata, before, outcome, conditions);
     }
 
-    /// Whether all sinks of an inventory hold the rows of its targets. `Ok(false)`: the status says so, and this
-    /// process has not verified it yet. A suspended target keeps its rows: nothing is missing.
+    /// Whether all sinks of an inventory hold the rows of its targets. `Ok(false)`: they do according to the status,
+    /// and this process has not verified it yet. A suspended target keeps its rows: nothing is missing.
     fn inventory_is_exported(
         &self,
         name: &InventoryName,
         inventory: &ResolvedInventory,
-    ) -> Result<bool, Missing> {
-        let (mut sure, mut revision) = (true, 0);
+    ) -> Result<bool, NotExported> {
+        let (mut verified, mut revision) = (true, 0);
         for id in &inventory.targets {
-            let Some(target) = self.resolved.targets.get(id) else { return Err(Missing::OnTheWay) };
+            let Some(target) = self.resolved.targets.get(id) else { return Err(NotExported::OnTheWay) };
             if target.target.is_none() && target.faults.is_empty() {
                 continue;
             }
             match self.rows_of_target(id, target)? {
                 Some(read) => revision = revision.max(read),
-                None => sure = false,
+                None => verified = false,
             }
         }
-        Ok(sure & self.sinks_hold(name, inventory, revision)?)
+        Ok(verified & self.sinks_hold(name, inventory, revision)?)
     }
 
     /// Whether all sinks of all inventories of a target hold its rows; `Ok(false)`: it has not been verified yet.
-    fn target_is_exported(&self, id: &TargetId) -> Result<bool, Missing> {
+    fn target_is_exported(&self, id: &TargetId) -> Result<bool, NotExported> {
         let inventories = self.links.inventories_of(id);
         if inventories.is_empty() {
-            return Err(Missing::because(Reason::NotUsed, "no inventory has this target"));
+            return Err(NotExported::because(Reason::NotUsed, "no inventory has this target"));
         }
         let Some(resolved) = self.resolved.targets.get(id) else {
-            return Err(Missing::OnTheWay);
+            return Err(NotExported::OnTheWay);
         };
         let read = self.rows_of_target(id, resolved)?;
-        let mut sure = read.is_some();
+        let mut verified = read.is_some();
         for name in inventories {
             let Some(inventory) = self.resolved.inventories.get(name) else { continue };
-            sure &= self.sinks_hold(name, inventory, read.unwrap_or(0))?;
+            verified &= self.sinks_hold(name, inventory, read.unwrap_or(0))?;
         }
-        Ok(sure)
+        Ok(verified)
     }
 
     /// The revision at which all rows of a target are in the store; `None`: its first list in this process is running.
-    fn rows_of_target(&self, id: &TargetId, resolved: &ResolvedTarget) -> Result<Option<u64>, Missing> {
+    fn rows_of_target(&self, id: &TargetId, resolved: &ResolvedTarget) -> Result<Option<u64>, NotExported> {
         if let Some(first) = resolved.faults.first() {
-            return Err(Missing::because(first.reason, format!("target {id}: see its Ready")));
+            return Err(NotExported::because(first.reason, format!("target {id}: see its Ready")));
         }
         let Some(target) = &resolved.target else {
-            return Err(Missing::because(Reason::Suspended, format!("target {id} is suspended")));
+            return Err(NotExported::because(Reason::Suspended, format!("target {id} is suspended")));
         };
         if let Some(revision) = self.rows.completed(id, target.definition()) {
             return Ok(Some(revision));
@@ -177,12 +178,15 @@ impl View<'_> {
             return Ok(None);
         }
         if !self.rows.has_read(id, target.definition()) {
-            return Err(Missing::OnTheWay);
+            return Err(NotExported::OnTheWay);
         }
         if visibilities.values().any(|visibility| *visibility == Visibility::Absent) {
-            return Err(Missing::because(Reason::KindNotServed, format!("target {id}: see its Unmatched")));
+            return Err(NotExported::because(
+                Reason::KindNotServed,
+                format!("target {id}: see its Unmatched"),
+            ));
         }
-        Err(Missing::because(Reason::NotSeen, format!("target {id}: see its Blind")))
+        Err(NotExported::because(Reason::NotSeen, format!("target {id}: see its Blind")))
     }
 
     /// Whether all sinks of an inventory hold all rows up to a revision; `Ok(false)`: it has not been verified yet.
@@ -191,62 +195,64 @@ impl View<'_> {
         name: &InventoryName,
         inventory: &ResolvedInventory,
         revision: u64,
-    ) -> Result<bool, Missing> {
+    ) -> Result<bool, NotExported> {
         // Users who may read this status may not be permitted to read cluster inventories.
-        let shown = match &name.namespace {
+        let label = match &name.namespace {
             Some(_) => format!("inventory {}", name.name),
             None => "a cluster inventory".to_owned(),
         };
         if inventory.suspended {
-            return Err(Missing::because(Reason::Suspended, format!("{shown} is suspended")));
+            return Err(NotExported::because(Reason::Suspended, format!("{label} is suspended")));
         }
         if let Some(first) = inventory.faults.first() {
-            return Err(Missing::because(first.reason, format!("{shown} is not written: see its Ready")));
+            return Err(NotExported::because(first.reason, format!("{label} is not written: see its Ready")));
         }
         if inventory.sinks.is_empty() {
-            return Err(Missing::because(Reason::NoExport, format!("{shown} has no sinks")));
+            return Err(NotExported::because(Reason::NoExport, format!("{label} has no sinks")));
         }
-        let mut sure = true;
+        let mut verified = true;
         for sink in &inventory.sinks {
             match self.sink_holds(name, sink, revision) {
-                Held::Yes => {}
-                Held::SaidSo => sure = false,
-                Held::OnTheWay => return Err(Missing::OnTheWay),
-                Held::No(reason) => {
-                    return Err(Missing::because(
+                SinkHolds::Yes => {}
+                SinkHolds::OnlyInStatus => verified = false,
+                SinkHolds::OnTheWay => return Err(NotExported::OnTheWay),
+                SinkHolds::No(reason) => {
+                    return Err(NotExported::because(
                         reason,
-                        format!("a sink of {shown} lacks rows: see its Synced"),
+                        format!("a sink of {label} lacks rows: see its Synced"),
                     ));
                 }
             }
         }
-        Ok(sure)
+        Ok(verified)
     }
 
-    fn sink_holds(&self, name: &InventoryName, sink: &BoundSink, revision: u64) -> Held {
+    fn sink_holds(&self, name: &InventoryName, sink: &BoundSink, revision: u64) -> SinkHolds {
         if let Err(faults) = &*sink.plan {
-            return Held::No(faults.first().map_or(Reason::SinkNotFound, |fault| fault.reason));
+            return SinkHolds::No(faults.first().map_or(Reason::SinkNotFound, |fault| fault.reason));
         }
         let binding = binding_name(name, &sink.name);
-        let progress = self.binding_states.of(&binding);
-        let acknowledged = progress.now().acknowledged;
+        let state = self.binding_states.of(&binding);
+        let acknowledged = state.progress_snapshot().acknowledged;
         let is_current = |acknowledged: &Acknowledged| {
-            progress.is_held()
-                && progress.newer_since().is_none()
-                && progress.wanted().is_some_and(|wanted| wanted.number == acknowledged.version)
+            state.is_held()
+                && state.newer_since().is_none()
+                && state.wanted().is_some_and(|wanted| wanted.number == acknowledged.version)
                 && acknowledged.refused == 0
                 && acknowledged.shown_revision >= revision
         };
         match &acknowledged {
-            Some(acknowledged) if is_current(acknowledged) => Held::Yes,
-            None if progress.failure().is_none() && self.said_so(name, sink) => Held::SaidSo,
-            _ => missing(&progress),
+            Some(acknowledged) if is_current(acknowledged) => SinkHolds::Yes,
+            None if state.failure().is_none() && self.status_shows_held(name, sink) => {
+                SinkHolds::OnlyInStatus
+            }
+            _ => missing(&state),
         }
     }
 
-    /// Whether the status of an inventory says that a sink holds the rows.
-    fn said_so(&self, name: &InventoryName, sink: &BoundSink) -> bool {
-        let Some((_, status)) = self.known.inventory(name) else { return false };
+    /// Whether a sink holds the rows according to the status of the inventory.
+    fn status_shows_held(&self, name: &InventoryName, sink: &BoundSink) -> bool {
+        let Some((_, status)) = self.cache.inventory(name) else { return false };
         let status = self.operator_policy.shown_status(status);
         let is_line = |export: &&SinkExport| export.name == sink.name;
         let line = status.sink_exports.iter().find(is_line);
@@ -255,36 +261,36 @@ impl View<'_> {
 }
 
 /// Why a sink does not hold the rows.
-fn missing(progress: &Progress) -> Held {
-    match progress.failure().map(|failure| failure.class) {
-        Some(ErrorClass::Transient) => Held::No(Reason::ExportFailed),
-        Some(ErrorClass::Terminal | ErrorClass::Forbidden) => Held::No(Reason::ExportTerminal),
-        None if progress.held_removals.is_some() => Held::No(Reason::RemovalsHeld),
-        None if progress.held_back.is_some() => Held::No(Reason::HeldBack),
-        None if !progress.refused.is_empty() => Held::No(Reason::RowsRefused),
-        None => Held::OnTheWay,
+fn missing(state: &BindingState) -> SinkHolds {
+    match state.failure().map(|failure| failure.class) {
+        Some(ErrorClass::Transient) => SinkHolds::No(Reason::ExportFailed),
+        Some(ErrorClass::Terminal | ErrorClass::Forbidden) => SinkHolds::No(Reason::ExportTerminal),
+        None if state.held_removals.is_some() => SinkHolds::No(Reason::RemovalsHeld),
+        None if state.held_back.is_some() => SinkHolds::No(Reason::HeldBack),
+        None if !state.refused.is_empty() => SinkHolds::No(Reason::RowsRefused),
+        None => SinkHolds::OnTheWay,
     }
 }
 
-/// Sets the condition. True for this generation stays True until this process knows better.
-fn tell(
+/// Sets the condition. True for this generation stays True until this process knows more.
+fn set_exported(
     metadata: &ObjectMeta,
     before: &[Condition],
-    outcome: Result<bool, Missing>,
+    outcome: Result<bool, NotExported>,
     conditions: &mut Conditions<'_>,
 ) {
     let before = before.iter().find(|condition| condition.type_ == TYPE);
     let held = before.and_then(|before| before.observed_generation);
-    let said_so =
+    let was_exported =
         before.is_some_and(|before| before.status == ConditionStatus::True) && held == metadata.generation;
     match outcome {
-        Ok(sure) if sure || said_so => {
+        Ok(verified) if verified || was_exported => {
             conditions.set(TYPE, true, Reason::Exported, "all sinks hold the rows of this generation");
         }
-        Ok(_) | Err(Missing::OnTheWay) => {
+        Ok(_) | Err(NotExported::OnTheWay) => {
             conditions.set_of(held, (TYPE, false), Reason::Reconciling, ON_THE_WAY);
         }
-        Err(Missing::Because(reason, message)) => {
+        Err(NotExported::Because(reason, message)) => {
             conditions.set_of(held, (TYPE, false), reason, message);
         }
     }

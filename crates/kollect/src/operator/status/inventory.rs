@@ -5,7 +5,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kollect_engine::{
     clock,
-    export::{Acknowledged, Doing, HeldRemovals, LATE, Late, NamespaceRows, ProgressNow},
+    export::{Acknowledged, Activity, HeldRemovals, LATE, LateReason, NamespaceRows, ProgressSnapshot},
     store::Visibility,
 };
 use kollect_model::{
@@ -19,22 +19,22 @@ use kollect_model::{
 };
 use tokio::time::Instant;
 
-use super::{View, count, counted, nothing_seen, stands, time, told, wall_clock};
+use super::{StatusView, count, counted, first_fault, is_current_status, nothing_seen, time, wall_clock};
 use crate::{
     operator::{
+        binding_states::{BindingFailure, BindingState},
         bindings::{RELEASE_REMOVALS, binding_name},
         conditions::{Conditions, SEE_READY},
-        objects::request,
-        progress::{Failure, Progress},
+        objects::requested_at,
     },
     reason::Reason,
     resolve::{BoundSink, Fault, InventoryName, ResolvedInventory},
 };
 
 /// An inventory with a sink that has failed for this long is not Ready.
-const FAILS_FOR_LONG: Duration = Duration::from_mins(1);
+const LONG_FAILURE: Duration = Duration::from_mins(1);
 /// Rows that wait for less than this are not worth a write of the status.
-const WORTH_TELLING: Duration = Duration::from_secs(1);
+const MIN_REPORTED_WAIT: Duration = Duration::from_secs(1);
 
 /// The state of a sink of an inventory.
 pub(super) enum SinkState {
@@ -45,7 +45,7 @@ pub(super) enum SinkState {
     /// Nothing will be written until a user changes something.
     Stopped(Reason, String),
     /// The last attempt failed, and trying again may help.
-    Failing(Failure),
+    Failing(BindingFailure),
 }
 
 impl SinkState {
@@ -97,7 +97,7 @@ fn next_rounded(seconds: u64) -> u64 {
     }
 }
 
-impl View<'_> {
+impl StatusView<'_> {
     /// The status of an inventory.
     pub(crate) fn inventory(
         &self,
@@ -118,25 +118,25 @@ impl View<'_> {
         let mut exports: Vec<SinkExport> =
             lines.map(|(sink, state)| self.sink_export(metadata, before, name, sink, state)).collect();
         let is_named = |export: &&SinkExport| resolved.sinks.iter().any(|sink| sink.name == export.name);
-        let left = before.sink_exports.iter().filter(|export| !is_named(export));
-        let left: Vec<SinkExport> =
-            left.filter_map(|export| self.left_export(metadata, name, export)).collect();
+        let abandoned = before.sink_exports.iter().filter(|export| !is_named(export));
+        let abandoned: Vec<SinkExport> =
+            abandoned.filter_map(|export| self.abandoned_export(metadata, name, export)).collect();
         let mut conditions = Conditions::after(&before.conditions, metadata.generation, self.now);
-        self.judge_inventory(name, resolved, &states, &mut conditions);
-        self.judge_removals(name, resolved, &mut conditions);
-        self.judge_destinations(name, &exports, &mut conditions);
-        Self::judge_take_overs(metadata, resolved, &mut conditions);
-        self.judge_inventory_export(metadata, &before.conditions, name, resolved, &mut conditions);
-        let behind = exports.iter().min_by_key(|export| export.revision);
-        let (revision, rows) = behind.map_or((None, None), |export| (export.revision, export.rows));
-        let rows = match behind {
+        self.set_inventory_conditions(name, resolved, &states, &mut conditions);
+        self.set_removals_held(name, resolved, &mut conditions);
+        self.set_left_behind(name, &exports, &mut conditions);
+        Self::set_take_over(metadata, resolved, &mut conditions);
+        self.set_inventory_exported(metadata, &before.conditions, name, resolved, &mut conditions);
+        let oldest = exports.iter().min_by_key(|export| export.revision);
+        let (revision, rows) = oldest.map_or((None, None), |export| (export.revision, export.rows));
+        let rows = match oldest {
             Some(_) => rows.and_then(|rows| rows.try_into().ok()),
             None => count(resolved.targets.iter().map(|target| self.rows.count(target)).sum()),
         };
         let last_export_time = exports.iter().filter_map(|export| export.last_export_time.clone()).max();
         let was_tried = resolved.sinks.iter().all(|sink| self.was_tried(metadata, name, sink));
         // Limit of the CRD schema.
-        exports.extend(left);
+        exports.extend(abandoned);
         exports.truncate(2 * MAX_SINK_REFS);
         InventoryStatus {
             conditions: conditions.done(),
@@ -145,7 +145,7 @@ impl View<'_> {
             item_count: rows,
             last_export_time,
             last_handled_requested_at: if was_tried || resolved.suspended || !resolved.faults.is_empty() {
-                request(metadata)
+                requested_at(metadata)
             } else {
                 before.last_handled_requested_at.clone()
             },
@@ -156,10 +156,10 @@ impl View<'_> {
 
     /// Whether the last request to compare a sink has been handled, successfully or not.
     fn was_tried(&self, metadata: &ObjectMeta, name: &InventoryName, sink: &BoundSink) -> bool {
-        let requested = request(metadata);
-        let was_tried = |progress: &Progress| progress.has_handled(requested.as_ref());
+        let requested = requested_at(metadata);
+        let was_tried = |binding_state: &BindingState| binding_state.has_handled(requested.as_ref());
         sink.plan.is_err()
-            || self.binding_states.look(&binding_name(name, &sink.name), was_tried).unwrap_or(false)
+            || self.binding_states.read(&binding_name(name, &sink.name), was_tried).unwrap_or(false)
     }
 
     /// Whether this process has just begun to lead, knows nothing about the sinks of an inventory yet, and the
@@ -176,13 +176,13 @@ impl View<'_> {
             let line = before.sink_exports.iter().find(|export| export.name == sink.name);
             sink.plan.is_ok()
                 && line.is_some_and(|line| self.is_about(&binding, line))
-                && self.binding_states.look(&binding, is_silent).unwrap_or(true)
+                && self.binding_states.read(&binding, has_reported_nothing).unwrap_or(true)
         };
         !resolved.suspended
             && resolved.faults.is_empty()
             && !resolved.sinks.is_empty()
             && resolved.sinks.iter().all(is_unknown)
-            && stands(metadata, before.observed_generation, &before.conditions)
+            && is_current_status(metadata, before.observed_generation, &before.conditions)
             && !self.has_passed(self.led_since, LATE)
     }
 
@@ -196,12 +196,12 @@ impl View<'_> {
         sink: &BoundSink,
     ) -> SinkState {
         let binding = binding_name(name, &sink.name);
-        let progress = self.binding_states.of(&binding);
+        let binding_state = self.binding_states.of(&binding);
         if let Err(faults) = &*sink.plan {
             let reason = faults.first().map_or(Reason::SinkNotFound, |fault| fault.reason);
-            return SinkState::Stopped(reason, told(faults));
+            return SinkState::Stopped(reason, first_fault(faults));
         }
-        if let Some(failure) = progress.failure() {
+        if let Some(failure) = binding_state.failure() {
             return match failure.class {
                 ErrorClass::Transient => SinkState::Failing(failure.clone()),
                 ErrorClass::Terminal | ErrorClass::Forbidden => {
@@ -215,19 +215,21 @@ impl View<'_> {
         if let Some(fault) = resolved.faults.first() {
             return SinkState::Busy(fault.reason, "nothing is written: see condition Ready".to_owned());
         }
-        if let Some(held) = &progress.held_removals {
+        if let Some(held) = &binding_state.held_removals {
             return SinkState::Stopped(Reason::RemovalsHeld, removals_held(held));
         }
-        if let Some(why) = &progress.held_back {
+        if let Some(why) = &binding_state.held_back {
             return SinkState::Busy(Reason::HeldBack, why.clone());
         }
-        let now = progress.now();
-        if let Some(busy) = self.sink_is_busy(metadata, before, resolved, (&binding, sink), &progress, &now) {
+        let progress = binding_state.progress_snapshot();
+        if let Some(busy) =
+            self.sink_is_busy(metadata, before, resolved, (&binding, sink), &binding_state, &progress)
+        {
             return busy;
         }
-        let refused = now.acknowledged.as_ref().map_or(0, |acknowledged| acknowledged.refused);
-        if refused > 0 || !progress.refused.is_empty() {
-            return SinkState::Stopped(Reason::RowsRefused, told(&progress.refused));
+        let refused = progress.acknowledged.as_ref().map_or(0, |acknowledged| acknowledged.refused);
+        if refused > 0 || !binding_state.refused.is_empty() {
+            return SinkState::Stopped(Reason::RowsRefused, first_fault(&binding_state.refused));
         }
         SinkState::Synced
     }
@@ -239,51 +241,53 @@ impl View<'_> {
         before: &InventoryStatus,
         resolved: &ResolvedInventory,
         (binding, sink): (&BindingName, &BoundSink),
-        progress: &Progress,
-        now: &ProgressNow,
+        binding_state: &BindingState,
+        progress: &ProgressSnapshot,
     ) -> Option<SinkState> {
         let busy = |reason, message: &str| Some(SinkState::Busy(reason, message.to_owned()));
         // A sink that held the rows stays Synced while another sink fails, or while everything is listed again.
         let line = before.sink_exports.iter().find(|export| export.name == sink.name);
-        let stands = is_silent(progress)
+        let status_stays = has_reported_nothing(binding_state)
             && line.is_some_and(|line| is_synced(line) && self.is_about(binding, line))
-            && stands(metadata, before.observed_generation, &before.conditions)
+            && is_current_status(metadata, before.observed_generation, &before.conditions)
             && !self.has_passed(self.led_since, LATE);
-        if stands {
+        if status_stays {
             return None;
         }
-        if matches!(&*sink.plan, Ok(None)) && progress.wanted().is_none() {
+        if matches!(&*sink.plan, Ok(None)) && binding_state.wanted().is_none() {
             return busy(Reason::Progressing, "its Secrets are being looked up");
         }
-        let cadence = progress.wanted().map(|wanted| wanted.cadence).unwrap_or_default();
+        let cadence = binding_state.wanted().map(|wanted| wanted.cadence).unwrap_or_default();
         if let Some(listing) = self.listing(&resolved.targets, cadence) {
             return Some(SinkState::Busy(Reason::Listing, listing));
         }
-        let acknowledged = now.acknowledged.as_ref().filter(|_| now.is_known);
-        let Some((acknowledged, wanted)) = acknowledged.zip(progress.wanted()) else {
+        let acknowledged = progress.acknowledged.as_ref().filter(|_| progress.is_known);
+        let Some((acknowledged, wanted)) = acknowledged.zip(binding_state.wanted()) else {
             return busy(Reason::Comparing, "what the sink holds is being read");
         };
-        if !progress.is_held() {
+        if !binding_state.is_held() {
             return busy(Reason::Progressing, "the destination is being claimed");
         }
         let is_edited = acknowledged.generation != metadata.generation.unwrap_or(0);
-        let is_outdated = acknowledged.version != wanted.number || progress.newer_since().is_some();
-        let since = progress.newer_since().unwrap_or(wanted.since);
+        let is_outdated = acknowledged.version != wanted.number || binding_state.newer_since().is_some();
+        let since = binding_state.newer_since().unwrap_or(wanted.since);
         if is_outdated && (is_edited || self.has_passed(since, wanted.cadence + LATE)) {
             return busy(Reason::Comparing, "what the sink holds is being compared with changed specs");
         }
-        if let Some((_, since)) = now.doing {
-            self.look_again_at(since + LATE);
+        if let Some((_, since)) = progress.doing {
+            self.check_again_at(since + LATE);
         }
-        if let Some(pending) = now.pending {
-            self.look_again_at(pending.since + wanted.cadence + LATE);
+        if let Some(pending) = progress.pending {
+            self.check_again_at(pending.since + wanted.cadence + LATE);
         }
-        match now.late(wanted.cadence, Instant::now())? {
-            Late::Doing(Doing::Writing) => busy(Reason::Writing, "a write has taken longer than 10 s"),
-            Late::Doing(Doing::Comparing) => {
+        match progress.late(wanted.cadence, Instant::now())? {
+            LateReason::Doing(Activity::Writing) => {
+                busy(Reason::Writing, "a write has taken longer than 10 s")
+            }
+            LateReason::Doing(Activity::Comparing) => {
                 busy(Reason::Comparing, "reading what the sink holds takes long")
             }
-            Late::Pending => busy(Reason::Pending, "changed rows wait for longer than they should"),
+            LateReason::Pending => busy(Reason::Pending, "changed rows wait for longer than they should"),
         }
     }
 
@@ -291,7 +295,7 @@ impl View<'_> {
     fn listing(&self, targets: &[TargetId], cadence: Duration) -> Option<String> {
         let is_listing = |id: &&TargetId| {
             let listing = self.rows.listing(id);
-            listing.is_some_and(|own| own.is_first || self.has_passed(own.since, cadence + LATE))
+            listing.is_some_and(|listing| listing.is_first || self.has_passed(listing.since, cadence + LATE))
         };
         let listing: Vec<&TargetId> = targets.iter().filter(is_listing).collect();
         let first = listing.first()?;
@@ -301,7 +305,7 @@ impl View<'_> {
         Some(format!("objects of target {first}{others} are being listed"))
     }
 
-    fn judge_inventory(
+    fn set_inventory_conditions(
         &self,
         name: &InventoryName,
         resolved: &ResolvedInventory,
@@ -312,7 +316,7 @@ impl View<'_> {
             conditions.set("TenantEditable", true, Reason::NamespaceNotListed, why.clone());
         }
         if let Some(first) = resolved.faults.first() {
-            conditions.degraded(first.reason, told(&resolved.faults), true);
+            conditions.degraded(first.reason, first_fault(&resolved.faults), true);
             synced(conditions, false, first.reason, SEE_READY);
             return;
         }
@@ -325,9 +329,9 @@ impl View<'_> {
             return;
         }
         if let Some(first) = resolved.missing.first() {
-            conditions.set("TargetsMissing", true, first.reason, told(&resolved.missing));
+            conditions.set("TargetsMissing", true, first.reason, first_fault(&resolved.missing));
         }
-        let is_blind = self.judge_visibility(resolved, conditions);
+        let is_blind = self.set_blind(resolved, conditions);
         if states.is_empty() {
             if is_blind {
                 conditions.degraded(Reason::NotSeen, "nothing of it can be seen: see Blind", false);
@@ -338,14 +342,14 @@ impl View<'_> {
             conditions.set("SinkReachable", true, Reason::NoSinksConfigured, "no sink is referenced");
             return;
         }
-        self.judge_reachability(name, resolved, states, conditions);
-        self.judge_sinks(resolved, states, is_blind, conditions);
+        self.set_sink_reachable(name, resolved, states, conditions);
+        self.set_synced(resolved, states, is_blind, conditions);
     }
 
     /// Sets Blind for what cannot be seen. Returns whether nothing can be seen.
-    fn judge_visibility(&self, resolved: &ResolvedInventory, conditions: &mut Conditions<'_>) -> bool {
+    fn set_blind(&self, resolved: &ResolvedInventory, conditions: &mut Conditions<'_>) -> bool {
         let visibilities = self.rows.visibilities(&resolved.targets);
-        let blind = kollect_engine::export::coverage(&visibilities, self.scope);
+        let blind = kollect_engine::export::coverage(&visibilities, self.watched);
         let waiting: Vec<String> = resolved
             .targets
             .iter()
@@ -363,7 +367,7 @@ impl View<'_> {
                 self.unseen(resolved, &visibilities).unwrap_or(blind),
             );
         } else if !waiting.is_empty() {
-            conditions.set("Blind", true, Reason::NotSeen, told(&waiting));
+            conditions.set("Blind", true, Reason::NotSeen, first_fault(&waiting));
         }
         !resolved.targets.is_empty() && resolved.targets.iter().all(|id| self.is_unseen(id))
     }
@@ -381,7 +385,7 @@ impl View<'_> {
     }
 
     /// Whether sinks could be reached when that was last tried.
-    fn judge_reachability(
+    fn set_sink_reachable(
         &self,
         name: &InventoryName,
         resolved: &ResolvedInventory,
@@ -390,17 +394,17 @@ impl View<'_> {
     ) {
         let faults: Vec<&Fault> =
             resolved.sinks.iter().filter_map(|sink| sink.plan.as_ref().as_ref().err()).flatten().collect();
-        let is_wrong = |state: &SinkState| {
+        let is_failing = |state: &SinkState| {
             matches!(state, SinkState::Failing(_) | SinkState::Stopped(Reason::ExportTerminal, _))
         };
         let all = || resolved.sinks.iter().zip(states);
         let failing: Vec<String> = all()
-            .filter(|(sink, state)| is_wrong(state) || sink.plan.is_err())
-            .map(|(sink, _)| named(sink))
+            .filter(|(sink, state)| is_failing(state) || sink.plan.is_err())
+            .map(|(sink, _)| sink_and_field(sink))
             .collect();
         let is_tried = |sink: &&BoundSink| {
             self.binding_states
-                .look(&binding_name(name, &sink.name), Progress::has_been_tried)
+                .read(&binding_name(name, &sink.name), BindingState::has_been_tried)
                 .unwrap_or(false)
         };
         let tried = resolved.sinks.iter().filter(is_tried).count();
@@ -415,7 +419,7 @@ impl View<'_> {
         }
     }
 
-    fn judge_sinks(
+    fn set_synced(
         &self,
         resolved: &ResolvedInventory,
         states: &[SinkState],
@@ -423,19 +427,19 @@ impl View<'_> {
         conditions: &mut Conditions<'_>,
     ) {
         let all = states.len();
-        let good = states.iter().filter(|state| matches!(state, SinkState::Synced)).count();
-        let hold = format!("{good} of {} the rows", counted(all, "sink holds", "sinks hold"));
-        if good == all {
-            synced(conditions, true, Reason::Exported, &hold);
+        let synced_count = states.iter().filter(|state| matches!(state, SinkState::Synced)).count();
+        let sinks_hold = format!("{synced_count} of {} the rows", counted(all, "sink holds", "sinks hold"));
+        if synced_count == all {
+            synced(conditions, true, Reason::Exported, &sinks_hold);
             if is_blind {
-                let message = format!("nothing of it can be seen: see Blind; {hold} as they were");
+                let message = format!("nothing of it can be seen: see Blind; {sinks_hold} as they were");
                 conditions.degraded(Reason::NotSeen, message, false);
             } else if resolved.targets.is_empty() {
                 let message =
-                    format!("{hold}; no target is selected: create one, or correct spec.targetRefs");
+                    format!("{sinks_hold}; no target is selected: create one, or correct spec.targetRefs");
                 conditions.ready(Reason::Exported, message);
             } else {
-                conditions.ready(Reason::Exported, hold);
+                conditions.ready(Reason::Exported, sinks_hold);
             }
             return;
         }
@@ -447,20 +451,20 @@ impl View<'_> {
                 // Condition RemovalsHeld has the text.
                 let is_held = state.reason() == Reason::RemovalsHeld;
                 let message = if is_held { "see condition RemovalsHeld" } else { state.message() };
-                format!("{}: {message}", named(sink))
+                format!("{}: {message}", sink_and_field(sink))
             })
             .collect();
-        let names: Vec<String> = lacking.clone().map(|(sink, _)| named(sink)).collect();
+        let names: Vec<String> = lacking.clone().map(|(sink, _)| sink_and_field(sink)).collect();
         let lacking: Vec<&SinkState> = lacking.map(|(_, state)| state).collect();
         let for_long = |state: &&&SinkState| match state {
-            SinkState::Failing(failure) => self.has_passed_since(failure.since, FAILS_FOR_LONG),
+            SinkState::Failing(failure) => self.has_passed_since(failure.since, LONG_FAILURE),
             _ => false,
         };
         let stopped = lacking.iter().find(|state| matches!(state, SinkState::Stopped(..)));
         let failing = lacking.iter().find(|state| matches!(state, SinkState::Failing(_)));
         let failed_for_long = lacking.iter().find(for_long);
-        let summary = format!("{hold}; not {}: see Synced", names.join(", "));
-        if good == 0 && lacking.iter().all(|state| state.error().is_some()) {
+        let summary = format!("{sinks_hold}; not {}: see Synced", names.join(", "));
+        if synced_count == 0 && lacking.iter().all(|state| state.error().is_some()) {
             let terminal = failing.is_none();
             let reason = stopped.filter(|_| terminal).map_or(Reason::Progressing, |state| state.reason());
             conditions.degraded(reason, summary, terminal);
@@ -468,7 +472,7 @@ impl View<'_> {
         } else if stopped.is_some() || failed_for_long.is_some() {
             conditions.degraded(Reason::PartiallySynced, summary, stopped.is_some());
             synced(conditions, false, Reason::PartiallySynced, &details.join("; "));
-        } else if good > 0 && lacking.iter().all(|state| matches!(state, SinkState::Failing(_))) {
+        } else if synced_count > 0 && lacking.iter().all(|state| matches!(state, SinkState::Failing(_))) {
             if is_blind {
                 let message = format!("nothing of it can be seen: see Blind; {summary}");
                 conditions.degraded(Reason::NotSeen, message, false);
@@ -485,7 +489,7 @@ impl View<'_> {
     }
 
     /// Sets RemovalsHeld for removals that the guard holds.
-    fn judge_removals(
+    fn set_removals_held(
         &self,
         name: &InventoryName,
         resolved: &ResolvedInventory,
@@ -493,9 +497,11 @@ impl View<'_> {
     ) {
         let held = resolved.sinks.iter().filter_map(|sink| {
             let binding = binding_name(name, &sink.name);
-            let held =
-                self.binding_states.look(&binding, |progress| progress.held_removals.clone()).flatten()?;
-            Some(format!("{}: {}", named(sink), removals_held(&held)))
+            let held = self
+                .binding_states
+                .read(&binding, |binding_state| binding_state.held_removals.clone())
+                .flatten()?;
+            Some(format!("{}: {}", sink_and_field(sink), removals_held(&held)))
         });
         let held: Vec<String> = held.collect();
         if !held.is_empty() {
@@ -513,8 +519,8 @@ impl View<'_> {
     ) -> SinkExport {
         let binding = binding_name(name, &sink.name);
         let known = before.sink_exports.iter().find(|export| export.name == sink.name);
-        let progress = self.binding_states.of(&binding);
-        let now = progress.now();
+        let binding_state = self.binding_states.of(&binding);
+        let progress = binding_state.progress_snapshot();
         let no_conditions = Vec::new();
         let before = known.map_or(&no_conditions, |known| &known.conditions);
         let mut conditions = Conditions::after(before, metadata.generation, self.now);
@@ -524,31 +530,38 @@ impl View<'_> {
         };
         conditions.set("Synced", matches!(state, SinkState::Synced), state.reason(), message);
         // Acknowledgements to an earlier process stay until this process has compared the sink.
-        let known_here = known.filter(|known| progress.line.is_none() || self.is_about(&binding, known));
+        let known_here =
+            known.filter(|known| binding_state.status_line.is_none() || self.is_about(&binding, known));
         let line = SinkExport {
             name: sink.name.clone(),
             namespace: name.namespace.is_none().then(|| sink.key.0.clone()),
-            clean_error: progress.clean_error.clone(),
+            clean_error: binding_state.clean_error.clone(),
             selection: self.bindings.acknowledged_selection(&binding),
-            pending: self.pending(&now),
-            lag_seconds: self.lag(&progress),
-            next_attempt_time: progress.failure().and_then(|failure| failure.next_attempt).and_then(time),
+            pending: self.pending(&progress),
+            lag_seconds: self.lag(&binding_state),
+            next_attempt_time: binding_state
+                .failure()
+                .and_then(|failure| failure.next_attempt)
+                .and_then(time),
             last_error: state.error().map(ToOwned::to_owned),
             conditions: conditions.done(),
             place: known.and_then(|known| known.place.clone()),
             claiming: known.and_then(|known| known.claiming.clone()),
             left: known.map(|known| known.left.clone()).unwrap_or_default(),
-            // An acknowledgement is reported only together with its place.
-            ..acknowledged_line(now.acknowledged.as_ref().filter(|_| progress.is_held()), known_here)
+            // An acknowledgement is reported only together with its destination.
+            ..acknowledged_line(
+                progress.acknowledged.as_ref().filter(|_| binding_state.is_held()),
+                known_here,
+            )
         };
         self.with_destinations(&binding, line)
     }
 
     /// The rows that wait, if they have waited long enough to be reported.
-    fn pending(&self, now: &ProgressNow) -> Option<PendingRows> {
-        let pending = now.pending?;
-        let waits = pending.next_write.is_some_and(|at| at > Instant::now() + WORTH_TELLING);
-        if !waits && !self.has_passed(pending.since, WORTH_TELLING) {
+    fn pending(&self, progress: &ProgressSnapshot) -> Option<PendingRows> {
+        let pending = progress.pending?;
+        let waits = pending.next_write.is_some_and(|at| at > Instant::now() + MIN_REPORTED_WAIT);
+        if !waits && !self.has_passed(pending.since, MIN_REPORTED_WAIT) {
             return None;
         }
         Some(PendingRows {
@@ -559,9 +572,9 @@ impl View<'_> {
     }
 
     /// For how long the sink has lacked rows that it should have.
-    fn lag(&self, progress: &Progress) -> Option<i64> {
-        let seconds = progress.lag(clock::now())?.as_secs();
-        self.look_again_at(Instant::now() + Duration::from_secs(next_rounded(seconds) - seconds));
+    fn lag(&self, binding_state: &BindingState) -> Option<i64> {
+        let seconds = binding_state.lag(clock::now())?.as_secs();
+        self.check_again_at(Instant::now() + Duration::from_secs(next_rounded(seconds) - seconds));
         i64::try_from(rounded(seconds)).ok()
     }
 
@@ -577,25 +590,25 @@ impl View<'_> {
         }
         let acknowledged = |sink: &BoundSink| {
             let binding: BindingName = binding_name(name, &sink.name);
-            self.binding_states.look(&binding, |progress| {
-                let revision = progress.now().acknowledged?.revision;
-                Some((revision, progress.engine().clone()))
+            self.binding_states.read(&binding, |binding_state| {
+                let revision = binding_state.progress_snapshot().acknowledged?.revision;
+                Some((revision, binding_state.progress().clone()))
             })?
         };
         let all: Option<Vec<_>> = resolved.sinks.iter().map(acknowledged).collect();
-        let (_, engine) = all?.into_iter().min_by_key(|(revision, _)| *revision)?;
+        let (_, progress) = all?.into_iter().min_by_key(|(revision, _)| *revision)?;
         let shard = |(namespace, rows): (std::sync::Arc<str>, NamespaceRows)| NamespaceShard {
             namespace: namespace.to_string(),
             item_count: count(rows.rows),
             target_count: count(rows.targets.len()),
             checksum: Some(format!("{:032x}", rows.digest)),
         };
-        Some(engine.namespaces().into_iter().map(shard).collect())
+        Some(progress.namespaces().into_iter().map(shard).collect())
     }
 }
 
 /// A sink with the field that names it.
-fn named(sink: &BoundSink) -> String {
+fn sink_and_field(sink: &BoundSink) -> String {
     format!("{} ({})", sink.name, sink.field)
 }
 
@@ -606,12 +619,12 @@ fn synced(conditions: &mut Conditions<'_>, holds: bool, reason: Reason, message:
 }
 
 /// Whether a binding has reported nothing yet.
-fn is_silent(progress: &Progress) -> bool {
-    let now = progress.now();
-    !now.is_known
-        && progress.failure().is_none()
-        && progress.held_back.is_none()
-        && progress.held_removals.is_none()
+fn has_reported_nothing(binding_state: &BindingState) -> bool {
+    let progress = binding_state.progress_snapshot();
+    !progress.is_known
+        && binding_state.failure().is_none()
+        && binding_state.held_back.is_none()
+        && binding_state.held_removals.is_none()
 }
 
 /// The part of a line that a sink has acknowledged, to this process or to an earlier one.
@@ -652,7 +665,7 @@ fn removals_held(held: &HeldRemovals) -> String {
     )
 }
 
-/// Whether a line of a status says that its sink holds the rows.
+/// Whether the sink of a line holds the rows according to the status.
 pub(super) fn is_synced(export: &SinkExport) -> bool {
     let holds = |status: ConditionStatus| status == ConditionStatus::True;
     export.conditions.iter().any(|condition| condition.type_ == "Synced" && holds(condition.status))

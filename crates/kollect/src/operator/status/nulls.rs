@@ -7,13 +7,13 @@ use super::counted;
 use crate::{operator::conditions::Conditions, reason::Reason};
 
 /// Limit of the CRD schema.
-const MOST_LINES: usize = 100;
+const MAX_LINES: usize = 100;
 /// Limit of attributes that a message names.
-const NAMED: usize = 2;
+const NAMED_ATTRIBUTES: usize = 2;
 
 /// The lines of the status; type mismatches come first.
 pub(super) fn lines(nulls: &[NullCount]) -> Vec<NullAttributeStatus> {
-    sorted(nulls).into_iter().take(MOST_LINES).map(line).collect()
+    sorted(nulls).into_iter().take(MAX_LINES).map(line).collect()
 }
 
 fn sorted(nulls: &[NullCount]) -> Vec<&NullCount> {
@@ -58,15 +58,15 @@ pub(super) fn first_mismatch(nulls: &[NullCount]) -> Option<String> {
 }
 
 /// Sets AttributesNull if attributes have no value.
-pub(super) fn judge(nulls: &[NullCount], conditions: &mut Conditions<'_>) {
+pub(super) fn set_attributes_null(nulls: &[NullCount], conditions: &mut Conditions<'_>) {
     let sorted = sorted(nulls);
     let Some(first) = sorted.first() else { return };
     let reason = match first.cause {
         NullCause::TypeMismatch => Reason::TypeMismatch,
         NullCause::Missing | NullCause::Failed => Reason::ValueMissing,
     };
-    let mut message: Vec<String> = sorted.iter().take(NAMED).map(|null| sentence(null)).collect();
-    let more = sorted.len().saturating_sub(NAMED);
+    let mut message: Vec<String> = sorted.iter().take(NAMED_ATTRIBUTES).map(|null| sentence(null)).collect();
+    let more = sorted.len().saturating_sub(NAMED_ATTRIBUTES);
     if more > 0 {
         message.push(format!("{} in status.nullAttributes", counted(more, "more", "more")));
     }
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_comes_first_and_the_rest_is_counted() {
+    fn type_mismatches_come_first_and_the_attributes_that_are_not_named_are_counted() {
         let null = |attribute: &str, cause, rows| {
             let example = ("shop/cart".to_owned(), "a string");
             NullCount { attribute: attribute.into(), cause, rows, example }
@@ -89,7 +89,7 @@ mod tests {
             null("team", NullCause::TypeMismatch, 3000),
         ];
         let mut conditions = Conditions::after(&[], Some(1), k8s_openapi::jiff::Timestamp::UNIX_EPOCH);
-        judge(&nulls, &mut conditions);
+        set_attributes_null(&nulls, &mut conditions);
         let condition = conditions.done().remove(0);
         assert_eq!(
             (&*condition.reason, &*condition.message),

@@ -4,28 +4,28 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use kollect_engine::{
     export::KeptRows,
-    select::{Beyond, SelectedNamespaces},
+    select::{BeyondReach, SelectedNamespaces},
 };
 use kollect_model::row::TargetId;
 
-use super::{View, told};
+use super::{StatusView, first_fault};
 use crate::{
     operator::conditions::Conditions,
     reason::Reason,
     resolve::{Fault, ResolvedTarget},
 };
 
-impl View<'_> {
+impl StatusView<'_> {
     /// Sets ScopeClipped for what scopes deny and for what is beyond the reach of the target. Returns whether the reach
     /// leaves nothing to collect.
-    pub(super) fn judge_reach(
+    pub(super) fn set_scope_clipped(
         &self,
         id: &TargetId,
         resolved: &ResolvedTarget,
         selected: &SelectedNamespaces,
         conditions: &mut Conditions<'_>,
     ) -> bool {
-        let own = id.namespace.as_deref().unwrap_or_default();
+        let namespace = id.namespace.as_deref().unwrap_or_default();
         let kinds = self.kinds_beyond(id);
         let kept = self.kept(id);
         // A named namespace beyond the reach is also among the namespaces below, if it exists.
@@ -34,18 +34,18 @@ impl View<'_> {
         let denied: Vec<&Fault> = resolved.clipped.iter().filter(|fault| !is_beyond(fault)).collect();
         let mut sentences = Vec::new();
         if !kinds.is_empty() {
-            sentences.push(kinds_sentence(own, &kinds));
+            sentences.push(kinds_sentence(namespace, &kinds));
         }
-        sentences.extend(namespaces_sentence(own, &selected.beyond, &kept));
+        sentences.extend(namespaces_sentence(namespace, &selected.beyond, &kept));
         if sentences.is_empty() && !named.is_empty() {
-            sentences.push(told(&named));
+            sentences.push(first_fault(&named));
         }
         let reason = match denied.first() {
             _ if !sentences.is_empty() => Reason::BeyondReach,
             Some(first) => first.reason,
             None => return false,
         };
-        sentences.extend(Some(told(&denied)).filter(|text| !text.is_empty()));
+        sentences.extend(Some(first_fault(&denied)).filter(|text| !text.is_empty()));
         conditions.set("ScopeClipped", true, reason, sentences.join("; "));
         let all_kinds = resolved.target.as_ref().is_some_and(|target| {
             !kinds.is_empty() && target.selection.kinds().iter().all(|gvk| kinds.contains(&gvk.kind))
@@ -57,20 +57,21 @@ impl View<'_> {
     /// Cluster-scoped kinds of a target that are beyond its reach.
     fn kinds_beyond(&self, id: &TargetId) -> BTreeSet<String> {
         let visibilities = self.rows.visibilities(std::slice::from_ref(id));
-        let beyond = visibilities.iter().filter(|(_, visibility)| visibility.beyond() == Some(&Beyond::Kind));
+        let beyond =
+            visibilities.iter().filter(|(_, visibility)| visibility.beyond() == Some(&BeyondReach::Kind));
         beyond.map(|((_, _, kind), _)| kind.to_string()).collect()
     }
 }
 
-fn kinds_sentence(own: &str, kinds: &BTreeSet<String>) -> String {
+fn kinds_sentence(namespace: &str, kinds: &BTreeSet<String>) -> String {
     let kinds = kinds.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
     format!(
-        "{kinds}: cluster-scoped kinds are not collected by a target of namespace {own}; to allow it, add the \
-         kind to spec.allowedGVKs of a KollectScope in namespace {own}"
+        "{kinds}: cluster-scoped kinds are not collected by a target of namespace {namespace}; to allow it, add the \
+         kind to spec.allowedGVKs of a KollectScope in namespace {namespace}"
     )
 }
 
-fn namespaces_sentence(own: &str, beyond: &[Arc<str>], kept: &KeptRows) -> Option<String> {
+fn namespaces_sentence(namespace: &str, beyond: &[Arc<str>], kept: &KeptRows) -> Option<String> {
     let rows = match kept.beyond {
         0 => String::new(),
         1 => "; 1 row from there stays in the sinks as it was".to_owned(),
@@ -83,8 +84,8 @@ fn namespaces_sentence(own: &str, beyond: &[Arc<str>], kept: &KeptRows) -> Optio
     }
     let examples = kollect_engine::names::namespaces(&names, names.len());
     Some(format!(
-        "nothing is collected from {examples}{rows}: a target of namespace {own} collects from its own; to let \
-         it collect from others, name them in spec.allowedNamespaces of a KollectScope in namespace {own}"
+        "nothing is collected from {examples}{rows}: a target of namespace {namespace} collects from its own; to let \
+         it collect from others, name them in spec.allowedNamespaces of a KollectScope in namespace {namespace}"
     ))
 }
 

@@ -3,7 +3,7 @@
 use kollect_engine::{select::SelectedNamespaces, store::Visibility};
 use kollect_model::{crd::shapes::Gvk, row::TargetId};
 
-use super::View;
+use super::StatusView;
 use crate::{reason::Reason, resolve::ResolvedTarget};
 
 /// A part of a selection that matches nothing.
@@ -15,17 +15,17 @@ pub(super) struct Unmatched {
 }
 
 /// Limit of names in a message; the others are counted.
-const NAMED: usize = 2;
+const MAX_NAMED: usize = 2;
 
 fn names<T: ToString>(all: &[T]) -> String {
-    let named: Vec<String> = all.iter().take(NAMED).map(ToString::to_string).collect();
-    match all.len().saturating_sub(NAMED) {
+    let named: Vec<String> = all.iter().take(MAX_NAMED).map(ToString::to_string).collect();
+    match all.len().saturating_sub(MAX_NAMED) {
         0 => named.join(", "),
         more => format!("{} and {more} more", named.join(", ")),
     }
 }
 
-impl View<'_> {
+impl StatusView<'_> {
     /// The part of the selection of a target that matches nothing, once its kinds have been listed.
     pub(super) fn unmatched(
         &self,
@@ -43,8 +43,8 @@ impl View<'_> {
             visibilities.get(&key) == Some(&Visibility::Absent)
         };
         let absent: Vec<&Gvk> = kinds.iter().filter(is_absent).copied().collect();
-        let of_cluster = |gvk: &&&Gvk| self.coverage.is_cluster_scoped(gvk) == Some(true);
-        let cluster_scoped: Vec<&Gvk> = kinds.iter().filter(of_cluster).copied().collect();
+        let is_cluster_scoped = |gvk: &&&Gvk| self.coverage.is_cluster_scoped(gvk) == Some(true);
+        let cluster_scoped: Vec<&Gvk> = kinds.iter().filter(is_cluster_scoped).copied().collect();
         if !absent.is_empty() {
             let profile = &resolved.profile.1;
             let message = format!(
@@ -100,7 +100,7 @@ impl View<'_> {
             let is_all = missing.len() == named.len();
             return Some(Unmatched { reason: Reason::NamespaceNotFound, message, is_all });
         }
-        (selected.asked.is_empty() && selection.selects_by_labels()).then(|| Unmatched {
+        (selected.requested.is_empty() && selection.selects_by_labels()).then(|| Unmatched {
             reason: Reason::NoNamespaceMatches,
             message: "no namespace has the labels that the spec asks for: correct spec.namespaceSelector, or label \
                       the namespaces"

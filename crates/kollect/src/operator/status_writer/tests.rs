@@ -39,8 +39,8 @@ fn condition(type_: &str, holds: bool, reason: &str, message: &str) -> Condition
 }
 
 /// A sink whose status changes from one condition to another.
-fn desired(before: Condition, after: Condition) -> Desired {
-    let change = Change {
+fn desired(before: Condition, after: Condition) -> DesiredStatus {
+    let change = StatusChange {
         metadata: ObjectMeta::default(),
         after: json!({}),
         conditions_before: vec![before],
@@ -48,11 +48,11 @@ fn desired(before: Condition, after: Condition) -> Desired {
         at_once: false,
     };
     let name = ("shop".to_owned(), "portal".to_owned());
-    Desired { kind: "KollectDatabaseSink", name, change: Some(change) }
+    DesiredStatus { kind: "KollectDatabaseSink", name, change: Some(change) }
 }
 
 #[tokio::test(start_paused = true)]
-async fn statuses_that_change_all_the_time_are_written_at_a_pace() {
+async fn statuses_that_change_all_the_time_are_written_at_a_limited_rate() {
     let (mut writer, written) = writer();
     let failed =
         |second: u64| condition("Ready", false, "ConnectionTestFailed", &format!("attempt {second}"));
@@ -68,17 +68,27 @@ async fn statuses_that_change_all_the_time_are_written_at_a_pace() {
     let works = condition("Ready", true, "ConnectionOK", "the sink answers");
     writer.write(vec![desired(failed(0), works.clone())]).await;
     assert_eq!(written.load(SeqCst), before + 1, "another state is written at once");
-    assert_eq!(writer.write(vec![desired(works.clone(), works)]).await.len(), 1, "the rest is due later");
+    assert_eq!(
+        writer.write(vec![desired(works.clone(), works)]).await.len(),
+        1,
+        "a status that has changed again is due later"
+    );
 }
 
 #[test]
-fn what_has_a_condition_of_its_own_is_one_event() {
+fn a_problem_with_a_condition_of_its_own_is_one_event() {
     let ready = condition("Ready", false, "KindNotServed", "see Unmatched");
     let degraded = condition("Degraded", true, "KindNotServed", "see condition Ready");
     let unmatched = condition("Unmatched", true, "KindNotServed", "correct the profile");
     let both = [ready.clone(), degraded.clone(), unmatched];
-    assert_eq!(news(&[], &both), [("Warning", "KindNotServed".into(), "correct the profile".into())]);
-    assert_eq!(news(&[], &[ready, degraded]), [("Warning", "KindNotServed".into(), "see Unmatched".into())]);
-    let over = news(&both, &[condition("Ready", true, "Collecting", "collecting 1 row")]);
-    assert_eq!(over[1].1, "Recovered");
+    assert_eq!(
+        condition_events(&[], &both),
+        [("Warning", "KindNotServed".into(), "correct the profile".into())]
+    );
+    assert_eq!(
+        condition_events(&[], &[ready, degraded]),
+        [("Warning", "KindNotServed".into(), "see Unmatched".into())]
+    );
+    let recovered = condition_events(&both, &[condition("Ready", true, "Collecting", "collecting 1 row")]);
+    assert_eq!(recovered[1].1, "Recovered");
 }

@@ -8,7 +8,8 @@ use kollect_model::{
 
 /// Warns about paths with a filter: their value is always a list.
 pub(super) fn paths(profile: &KollectProfileSpec) -> Vec<String> {
-    let filtered = profile.attributes.iter().enumerate().filter(|(_, a)| a.path.contains("[?("));
+    let filtered =
+        profile.attributes.iter().enumerate().filter(|(_, attribute)| attribute.path.contains("[?("));
     filtered
         .filter(|(_, attribute)| !attribute.path.starts_with("cel:"))
         .map(|(index, attribute)| {
@@ -26,7 +27,9 @@ pub(super) fn sink(spec: &SinkSpec) -> Vec<String> {
     if common.tls.as_ref().is_some_and(|tls| tls.insecure_skip_verify) {
         warnings.push("spec.tls.insecureSkipVerify: any server is trusted; a caBundle is safer".into());
     }
-    if common.provisioning.as_ref().and_then(|p| p.mode) == Some(ProvisioningMode::Existing) {
+    if common.provisioning.as_ref().and_then(|provisioning| provisioning.mode)
+        == Some(ProvisioningMode::Existing)
+    {
         warnings.push("spec.provisioning.mode = existing: nothing is created; it must be there".into());
     }
     warnings

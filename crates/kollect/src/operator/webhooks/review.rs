@@ -7,7 +7,7 @@ use kollect_model::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::schema::Kind;
+use crate::schema::KindSchema;
 
 const API_VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";
@@ -16,17 +16,17 @@ const LONGEST_WARNING: usize = 240;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Asked {
+struct ReviewRequest {
     #[serde(default)]
     api_version: String,
     #[serde(default)]
     kind: String,
-    request: Option<Request>,
+    request: Option<AdmissionRequest>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Request {
+struct AdmissionRequest {
     uid: String,
     kind: RequestKind,
     #[serde(default)]
@@ -49,7 +49,7 @@ struct RequestKind {
 }
 
 /// The request of a review.
-pub(super) struct Question {
+pub(super) struct ObjectReview {
     uid: String,
     kind: String,
     operation: String,
@@ -57,22 +57,22 @@ pub(super) struct Question {
     old: Value,
 }
 
-impl Question {
-    /// Reads a review; the error says what is wrong with it.
-    pub(super) fn read(body: &[u8], kind: &Kind) -> Result<Self, String> {
-        let asked: Asked =
+impl ObjectReview {
+    /// Reads a review; the error names what is wrong with it.
+    pub(super) fn read(body: &[u8], kind: &KindSchema) -> Result<Self, String> {
+        let review: ReviewRequest =
             serde_json::from_slice(body).map_err(|error| format!("this is no {KIND}: {error}"))?;
-        if (&*asked.api_version, &*asked.kind) != (API_VERSION, KIND) {
-            let found = format!("{} {}", asked.api_version, asked.kind);
+        if (&*review.api_version, &*review.kind) != (API_VERSION, KIND) {
+            let found = format!("{} {}", review.api_version, review.kind);
             return Err(format!("this is {found:?}; only {API_VERSION} {KIND} is known"));
         }
-        let request = asked.request.ok_or("the review has no request")?;
+        let request = review.request.ok_or("the review has no request")?;
         let RequestKind { group, version, kind: named } = &request.kind;
         if (&**group, &**version, named) != (GROUP, VERSION, &kind.name) {
             let expected = format!("{GROUP}/{VERSION} {}", kind.name);
             return Err(format!("the review is about {group}/{version} {named}; here it is {expected}"));
         }
-        let Request { uid, name, namespace, operation, mut object, old_object, .. } = request;
+        let AdmissionRequest { uid, name, namespace, operation, mut object, old_object, .. } = request;
         if matches!(&*operation, "CREATE" | "UPDATE") {
             let metadata = object.get_mut("metadata").and_then(Value::as_object_mut);
             let metadata = metadata.ok_or("the review has no object with metadata")?;
@@ -98,8 +98,8 @@ impl Question {
         match &*self.operation {
             "CREATE" => false,
             "UPDATE" => {
-                let going = !self.object["metadata"]["deletionTimestamp"].is_null();
-                going || (self.is_same_spec() && !self.changes_annotations())
+                let is_being_deleted = !self.object["metadata"]["deletionTimestamp"].is_null();
+                is_being_deleted || (self.is_same_spec() && !self.changes_annotations())
             }
             _ => true,
         }
@@ -117,8 +117,8 @@ impl Question {
     }
 
     /// The answer.
-    pub(super) fn review(self, verdict: Verdict) -> Review {
-        let Verdict { problems, warnings } = verdict;
+    pub(super) fn respond(self, result: ReviewResult) -> ReviewResponse {
+        let ReviewResult { problems, warnings } = result;
         let status = (!problems.is_empty()).then(|| {
             let (code, reason) = if problems.iter().all(|problem| problem.forbidden) {
                 (403, "Forbidden")
@@ -128,11 +128,11 @@ impl Question {
             let name = self.object["metadata"]["name"].as_str().unwrap_or_default();
             let errors: Vec<String> = problems.iter().map(|problem| problem.error.to_string()).collect();
             let message = format!("{} {name:?}: {}", self.kind, errors.join("; "));
-            Status { code, reason, message }
+            RefusalStatus { code, reason, message }
         });
         let warnings = warnings.iter().map(|warning| clip(warning)).collect();
-        let response = Answer { uid: self.uid, allowed: status.is_none(), status, warnings };
-        Review { api_version: API_VERSION, kind: KIND, response }
+        let response = AdmissionResponse { uid: self.uid, allowed: status.is_none(), status, warnings };
+        ReviewResponse { api_version: API_VERSION, kind: KIND, response }
     }
 }
 
@@ -146,14 +146,14 @@ fn clip(text: &str) -> String {
 
 /// The result of a review.
 #[derive(Debug, Default)]
-pub(super) struct Verdict {
-    pub(super) problems: Vec<Problem>,
+pub(super) struct ReviewResult {
+    pub(super) problems: Vec<RefusalReason>,
     pub(super) warnings: Vec<String>,
 }
 
 /// One reason to refuse.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Problem {
+pub(super) struct RefusalReason {
     pub(super) error: SpecError,
     /// A scope forbids it; the object itself is valid.
     pub(super) forbidden: bool,
@@ -161,24 +161,24 @@ pub(super) struct Problem {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Review {
+pub(super) struct ReviewResponse {
     api_version: &'static str,
     kind: &'static str,
-    response: Answer,
+    response: AdmissionResponse,
 }
 
 #[derive(Serialize)]
-struct Answer {
+struct AdmissionResponse {
     uid: String,
     allowed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
-    status: Option<Status>,
+    status: Option<RefusalStatus>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     warnings: Vec<String>,
 }
 
 #[derive(Serialize)]
-struct Status {
+struct RefusalStatus {
     code: u16,
     reason: &'static str,
     message: String,

@@ -1,25 +1,25 @@
-//! A team with only `kollect-editor` in its namespace tries to read what belongs to others. The operator may read
-//! everything here: only Kollect itself can prevent it.
+//! A team with only the role `kollect-editor` in its namespace tries to read objects of others. The operator may read
+//! all objects here: only Kollect itself can prevent it.
 
 use super::*;
 
-/// What belongs to others, and must not arrive.
+/// In objects of others: must not be in any row.
 const FOREIGN: &str = "hunter2-of-team-b";
-/// What is in the team's own Secrets, and must not arrive either.
-const OWN: &str = "hunter2-of-team-a";
+/// In the team's own Secrets: must not be in any row either.
+const OWN_SECRET: &str = "hunter2-of-team-a";
 const TEAM: &str = "team-a";
 
-/// A team: its kubeconfig, and what it has written.
+/// A team: its kubeconfig, and the names of its targets.
 struct Team {
     kubeconfig: PathBuf,
     targets: Vec<String>,
 }
 
-impl World {
-    /// Objects of two namespaces and of none.
-    fn furnish(&self) {
+impl InstallTest {
+    /// Objects in two namespaces and a cluster-scoped one.
+    fn create_objects(&self) {
         for namespace in [TEAM, "team-b"] {
-            let secret = if namespace == TEAM { OWN } else { FOREIGN };
+            let secret = if namespace == TEAM { OWN_SECRET } else { FOREIGN };
             let value = if namespace == TEAM { "canary" } else { FOREIGN };
             let metadata =
                 |name: &str| json!({ "name": name, "namespace": namespace, "labels": { "app": "shop" } });
@@ -36,7 +36,7 @@ impl World {
             "metadata": { "name": "foreign", "labels": { "app": "shop" } },
         });
         self.plane.apply(&class.to_string()).unwrap();
-        self.secret();
+        self.apply_secret();
         let token = json!({
             "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/service-account-token",
             "metadata": {
@@ -65,9 +65,9 @@ impl World {
         team
     }
 
-    /// `status reason: message` of the conditions of an object that are not about success.
-    fn told(&self, what: &str) -> Vec<String> {
-        let object = self.plane.kubectl(&["get", "-n", TEAM, what, "-o", "json"]).unwrap();
+    /// `type status reason: message` of all conditions of an object.
+    fn conditions(&self, resource: &str) -> Vec<String> {
+        let object = self.plane.kubectl(&["get", "-n", TEAM, resource, "-o", "json"]).unwrap();
         let object: Value = serde_json::from_str(&object).unwrap();
         let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
         let text = |condition: &Value| {
@@ -78,25 +78,25 @@ impl World {
         conditions.iter().map(text).collect()
     }
 
-    fn tells(&self, what: &str, words: &[&str]) {
-        eventually(&format!("{what} tells {words:?}"), || {
-            let told = self.told(what);
-            let fits = |line: &String| words.iter().all(|words| line.contains(words));
-            if told.iter().any(fits) { Ok(()) } else { Err(format!("{told:?}")) }
+    fn wait_for_text(&self, resource: &str, words: &[&str]) {
+        eventually(&format!("{resource} tells {words:?}"), || {
+            let conditions = self.conditions(resource);
+            let has_all = |line: &String| words.iter().all(|words| line.contains(words));
+            if conditions.iter().any(has_all) { Ok(()) } else { Err(format!("{conditions:?}")) }
         });
     }
 
-    /// The canaries arrive, and nothing else does.
-    fn nothing_of_others_arrives(&self, team: &Team, canaries: &[&str]) {
-        let count =
+    /// Fails unless the rows of the canaries are in the table, and no rows of others.
+    fn assert_only_own_rows(&self, team: &Team, canaries: &[&str]) {
+        let canary_targets =
             "SELECT DISTINCT target_name FROM inventory WHERE payload::text LIKE '%canary%' ORDER BY 1";
-        self.holds(count, canaries);
+        self.wait_for_rows(canary_targets, canaries);
         for target in &team.targets {
             eventually(&format!("{target} has been looked at"), || {
-                let told = self.told(&format!("kollecttarget/{target}"));
-                let settled = told.iter().any(|line| line.starts_with("Ready "))
-                    && !told.iter().any(|l| l.contains("Listing"));
-                if settled { Ok(()) } else { Err(format!("{told:?}")) }
+                let conditions = self.conditions(&format!("kollecttarget/{target}"));
+                let is_settled = conditions.iter().any(|line| line.starts_with("Ready "))
+                    && !conditions.iter().any(|line| line.contains("Listing"));
+                if is_settled { Ok(()) } else { Err(format!("{conditions:?}")) }
             });
         }
         let foreign = "SELECT target_name, namespace, name FROM inventory WHERE namespace <> 'team-a' OR \
@@ -106,43 +106,43 @@ impl World {
 }
 
 impl Team {
-    fn kubectl(&self, world: &World, args: &[&str], input: &str) -> Result<String, String> {
+    fn kubectl(&self, test: &InstallTest, args: &[&str], input: &str) -> Result<String, String> {
         let as_team = [&["--kubeconfig", self.kubeconfig.to_str().unwrap()], args].concat();
-        world.plane.kubectl_with_input(&as_team, input).map_err(|error| error.to_string())
+        test.plane.kubectl_with_input(&as_team, input).map_err(|error| error.to_string())
     }
 
-    fn apply(&self, world: &World, kind: &str, name: &str, annotations: &Value, spec: &Value) {
+    fn apply(&self, test: &InstallTest, kind: &str, name: &str, annotations: &Value, spec: &Value) {
         let object = json!({
             "apiVersion": "kollect.dev/v1alpha1", "kind": kind, "spec": spec,
             "metadata": { "name": name, "namespace": TEAM, "annotations": annotations },
         });
-        self.kubectl(world, &["apply", "-f", "-"], &object.to_string()).unwrap();
+        self.kubectl(test, &["apply", "-f", "-"], &object.to_string()).unwrap();
     }
 
-    fn target(&mut self, world: &World, name: &str, profile: &str, more: &Value) {
+    fn target(&mut self, test: &InstallTest, name: &str, profile: &str, more: &Value) {
         let mut spec = json!({ "profileRef": profile });
         spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        self.apply(world, "KollectTarget", name, &json!({}), &spec);
+        self.apply(test, "KollectTarget", name, &json!({}), &spec);
         self.targets.push(name.into());
     }
 
-    /// Profiles that would show what is foreign, with every annotation that opens something.
-    fn write_profiles(&self, world: &World) {
-        let opened = json!({
+    /// Profiles that would show data of others, with every annotation that allows more.
+    fn write_profiles(&self, test: &InstallTest) {
+        let annotations = json!({
             "kollect.dev/allow-secret-extraction": "true", "kollect.dev/allow-full-resource-export": "true",
         });
         let attributes = |path: &str| json!([{ "name": "x", "path": path }]);
         let secret = json!({ "version": "v1", "kind": "Secret" });
         let map = json!({ "version": "v1", "kind": "ConfigMap" });
         let class = json!({ "group": "scheduling.k8s.io", "version": "v1", "kind": "PriorityClass" });
-        let whole = json!({ "mode": "Resource" });
+        let full_export = json!({ "mode": "Resource" });
         for (name, spec) in [
             ("secret-path", json!({ "targetGVK": secret, "attributes": attributes("$.data.password") })),
             ("secret-cel", json!({ "targetGVK": secret, "attributes": attributes("cel:object.data") })),
             ("secret-deep", json!({ "targetGVK": secret, "attributes": attributes("{..password}") })),
             (
                 "secret-whole",
-                json!({ "targetGVK": secret, "attributes": attributes("$.metadata.name"), "export": whole }),
+                json!({ "targetGVK": secret, "attributes": attributes("$.metadata.name"), "export": full_export }),
             ),
             (
                 "secret-helm",
@@ -155,58 +155,58 @@ impl Team {
             ("maps", json!({ "targetGVK": map, "attributes": attributes("$.data") })),
             ("classes", json!({ "targetGVK": class, "attributes": attributes("$.description") })),
         ] {
-            self.apply(world, "KollectProfile", name, &opened, &spec);
+            self.apply(test, "KollectProfile", name, &annotations, &spec);
         }
     }
 
-    /// Targets that ask for everything, in every way there is.
-    fn write_targets(&mut self, world: &World) {
-        let every = json!({ "namespaceSelector": {} });
+    /// Targets that select all objects, with every kind of selector.
+    fn write_targets(&mut self, test: &InstallTest) {
+        let all_namespaces = json!({ "namespaceSelector": {} });
         let secret = json!({ "version": "v1", "kind": "Secret" });
-        let named = json!({ "matchLabels": { "kubernetes.io/metadata.name": "team-b" } });
+        let other_team = json!({ "matchLabels": { "kubernetes.io/metadata.name": "team-b" } });
         for profile in ["path", "cel", "deep", "whole", "helm", "values"] {
-            self.target(world, &format!("secrets-{profile}"), &format!("secret-{profile}"), &every);
+            self.target(test, &format!("secrets-{profile}"), &format!("secret-{profile}"), &all_namespaces);
         }
-        self.target(world, "all", "maps", &json!({}));
-        self.target(world, "included", "maps", &json!({ "includedNamespaces": [TEAM, "team-b"] }));
-        self.target(world, "only-others", "maps", &json!({ "includedNamespaces": ["team-b"] }));
-        self.target(world, "every", "maps", &every);
-        self.target(world, "labelled", "maps", &json!({ "namespaceSelector": named }));
-        self.target(world, "but-one", "maps", &json!({ "excludedNamespaces": ["team-c"] }));
-        self.target(world, "fields", "maps", &json!({ "fieldSelector": "metadata.namespace=team-b" }));
-        self.target(world, "by-name", "maps", &json!({ "names": ["settings"] }));
+        self.target(test, "all", "maps", &json!({}));
+        self.target(test, "included", "maps", &json!({ "includedNamespaces": [TEAM, "team-b"] }));
+        self.target(test, "only-others", "maps", &json!({ "includedNamespaces": ["team-b"] }));
+        self.target(test, "every", "maps", &all_namespaces);
+        self.target(test, "labelled", "maps", &json!({ "namespaceSelector": other_team }));
+        self.target(test, "but-one", "maps", &json!({ "excludedNamespaces": ["team-c"] }));
+        self.target(test, "fields", "maps", &json!({ "fieldSelector": "metadata.namespace=team-b" }));
+        self.target(test, "by-name", "maps", &json!({ "names": ["settings"] }));
         self.target(
-            world,
+            test,
             "by-label",
             "maps",
             &json!({ "labelSelector": { "matchLabels": { "app": "shop" } } }),
         );
         let rules = json!([
-            { "gvk": { "version": "v1", "kind": "ConfigMap" }, "namespaceSelector": named },
+            { "gvk": { "version": "v1", "kind": "ConfigMap" }, "namespaceSelector": other_team },
             { "gvk": secret, "matchPolicy": "object.metadata.name == 'settings'" },
         ]);
-        self.target(world, "rules", "maps", &json!({ "resourceRules": rules }));
-        self.target(world, "opt-in", "maps", &json!({ "watchMode": "OptIn", "namespaceSelector": {} }));
-        self.target(world, "classes", "classes", &json!({}));
+        self.target(test, "rules", "maps", &json!({ "resourceRules": rules }));
+        self.target(test, "opt-in", "maps", &json!({ "watchMode": "OptIn", "namespaceSelector": {} }));
+        self.target(test, "classes", "classes", &json!({}));
     }
 
-    fn write_sinks(&self, world: &World) {
+    fn write_sinks(&self, test: &InstallTest) {
         let postgres = |reference: Value| json!({ "type": "postgres", "postgres": { "databaseRef": reference, "table": "inventory" } });
         self.apply(
-            world,
+            test,
             "KollectDatabaseSink",
             "portal",
             &json!({}),
             &postgres(json!({ "name": "portal-database" })),
         );
         let foreign = postgres(json!({ "name": "settings", "namespace": "team-b" }));
-        self.apply(world, "KollectDatabaseSink", "foreign", &json!({}), &foreign);
+        self.apply(test, "KollectDatabaseSink", "foreign", &json!({}), &foreign);
         let token = postgres(json!({ "name": "token" }));
-        self.apply(world, "KollectDatabaseSink", "token", &json!({}), &token);
-        let api_server = json!({ "type": "git", "endpoint": format!("{}/x.git", world.plane.url()) });
-        self.apply(world, "KollectSnapshotSink", "api-server", &json!({}), &api_server);
+        self.apply(test, "KollectDatabaseSink", "token", &json!({}), &token);
+        let api_server = json!({ "type": "git", "endpoint": format!("{}/x.git", test.plane.url()) });
+        self.apply(test, "KollectSnapshotSink", "api-server", &json!({}), &api_server);
         self.apply(
-            world,
+            test,
             "KollectInventory",
             "all",
             &json!({}),
@@ -219,56 +219,62 @@ impl Team {
 const CANARIES: &[&str] = &["all", "but-one", "by-label", "by-name", "every", "included"];
 
 #[test]
-fn law_9_law_10_a_team_gets_nothing_of_its_neighbours_whatever_it_writes() {
-    let mut world = World::new("kollect-system");
-    world.install_kinds("config/default");
+fn a_team_gets_no_rows_of_other_teams_with_any_spec() {
+    let mut test = InstallTest::new("kollect-system");
+    test.install_kinds("config/default");
     for namespace in [TEAM, "team-b"] {
-        world.plane.kubectl(&["create", "namespace", namespace]).unwrap();
+        test.plane.kubectl(&["create", "namespace", namespace]).unwrap();
     }
-    let everything = json!({
+    let role = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
         "metadata": { "name": "everything", "labels": { "kollect.dev/aggregate-to-collector": "true" } },
         "rules": [{ "apiGroups": ["*"], "resources": ["*"], "verbs": ["list", "watch"] }],
     });
-    world.plane.apply(&everything.to_string()).unwrap();
-    world.furnish();
-    world.may(&["list", "secrets", "-A"]);
-    world.may(&["list", "priorityclasses.scheduling.k8s.io"]);
-    world.may(&["list", "kollecttargets.kollect.dev", "-A"]);
-    world.may(&["create", "leases.coordination.k8s.io", "-n", "kollect-system"]);
-    let mut team = world.team();
-    team.write_profiles(&world);
-    team.write_targets(&world);
-    team.write_sinks(&world);
-    world.start();
-    world.nothing_of_others_arrives(&team, CANARIES);
+    test.plane.apply(&role.to_string()).unwrap();
+    test.create_objects();
+    test.wait_until_allowed(&["list", "secrets", "-A"]);
+    test.wait_until_allowed(&["list", "priorityclasses.scheduling.k8s.io"]);
+    test.wait_until_allowed(&["list", "kollecttargets.kollect.dev", "-A"]);
+    test.wait_until_allowed(&["create", "leases.coordination.k8s.io", "-n", "kollect-system"]);
+    let mut team = test.team();
+    team.write_profiles(&test);
+    team.write_targets(&test);
+    team.write_sinks(&test);
+    test.start();
+    test.assert_only_own_rows(&team, CANARIES);
 
-    // Each refusal says what to do.
+    // Each refusal names what to do.
     let scope = "KollectScope in namespace team-a";
-    world.tells("kollecttarget/every", &["ScopeClipped True BeyondReach", "namespaces (", scope]);
+    test.wait_for_text("kollecttarget/every", &["ScopeClipped True BeyondReach", "namespaces (", scope]);
     for target in ["included", "only-others", "labelled"] {
-        world.tells(&format!("kollecttarget/{target}"), &["ScopeClipped True BeyondReach", "team-b", scope]);
+        test.wait_for_text(
+            &format!("kollecttarget/{target}"),
+            &["ScopeClipped True BeyondReach", "team-b", scope],
+        );
     }
-    world.tells("kollecttarget/only-others", &["Ready False BeyondReach"]);
-    world.tells("kollecttarget/classes", &["ScopeClipped True BeyondReach", "spec.allowedGVKs", scope]);
+    test.wait_for_text("kollecttarget/only-others", &["Ready False BeyondReach"]);
+    test.wait_for_text(
+        "kollecttarget/classes",
+        &["ScopeClipped True BeyondReach", "spec.allowedGVKs", scope],
+    );
     let flag = "--allow-secret-extraction team-a";
     for target in ["path", "cel", "values"] {
-        world.tells(&format!("kollecttarget/secrets-{target}"), &["Ready False ProfileInvalid", flag]);
+        test.wait_for_text(&format!("kollecttarget/secrets-{target}"), &["Ready False ProfileInvalid", flag]);
     }
-    world.tells(
+    test.wait_for_text(
         "kollectdatabasesink/foreign",
         &["SecretResolveFailed", "--allow-secret-namespaces team-a=team-b"],
     );
-    world.tells(
+    test.wait_for_text(
         "kollectdatabasesink/token",
         &["SecretResolveFailed", "kubernetes.io/service-account-token", "make a Secret of type Opaque"],
     );
-    world.tells("kollectsnapshotsink/api-server", &["InvalidSpec", "is the API server"]);
-    assert!(world.told("kollecttarget/all").iter().all(|line| !line.starts_with("ScopeClipped")));
+    test.wait_for_text("kollectsnapshotsink/api-server", &["InvalidSpec", "is the API server"]);
+    assert!(test.conditions("kollecttarget/all").iter().all(|line| !line.starts_with("ScopeClipped")));
 
-    // The team can see nothing of the others in what the operator wrote about it.
+    // The statuses that the team may read contain nothing of the others.
     let kinds = "kollectprofiles,kollecttargets,kollectinventories,kollectdatabasesinks";
-    let statuses = team.kubectl(&world, &["get", kinds, "-n", TEAM, "-o", "yaml"], "").unwrap();
+    let statuses = team.kubectl(&test, &["get", kinds, "-n", TEAM, "-o", "yaml"], "").unwrap();
     assert!(!statuses.contains("hunter2"), "{statuses}");
 
     // A profile of the team that a cluster target uses does not read Secrets either.
@@ -276,63 +282,63 @@ fn law_9_law_10_a_team_gets_nothing_of_its_neighbours_whatever_it_writes() {
         "apiVersion": "kollect.dev/v1alpha1", "kind": "KollectClusterTarget", "metadata": { "name": "secrets" },
         "spec": { "profileRef": { "name": "secret-path", "namespace": TEAM }, "namespaceSelector": { "matchLabels": { "a": "b" } } },
     });
-    world.plane.apply(&cluster_target.to_string()).unwrap();
+    test.plane.apply(&cluster_target.to_string()).unwrap();
     let inventory = json!({
         "apiVersion": "kollect.dev/v1alpha1", "kind": "KollectClusterInventory", "metadata": { "name": "all" },
         "spec": { "sinkNamespace": TEAM, "databaseSinkRefs": ["portal"] },
     });
-    world.plane.apply(&inventory.to_string()).unwrap();
-    let condition = |what: &str, type_: &str, expected: &str| {
+    test.plane.apply(&inventory.to_string()).unwrap();
+    let wait_for_condition = |resource: &str, type_: &str, expected: &str| {
         let path = format!("jsonpath={{.status.conditions[?(@.type==\"{type_}\")]['status','reason']}}");
-        eventually(&format!("{what} {type_} {expected}"), || {
-            match world.plane.kubectl(&["get", what, "-o", &path]) {
+        eventually(&format!("{resource} {type_} {expected}"), || {
+            match test.plane.kubectl(&["get", resource, "-o", &path]) {
                 Ok(found) if found == expected => Ok(()),
                 other => Err(format!("{other:?}")),
             }
         });
     };
-    condition("kollectclustertarget/secrets", "Degraded", "True ProfileInvalid");
-    condition("kollectclustertarget/secrets", "TenantEditable", "True NamespaceNotListed");
-    condition("kollectclusterinventory/all", "TenantEditable", "True NamespaceNotListed");
-    world.nothing_of_others_arrives(&team, CANARIES);
-    world.nothing_was_forbidden();
+    wait_for_condition("kollectclustertarget/secrets", "Degraded", "True ProfileInvalid");
+    wait_for_condition("kollectclustertarget/secrets", "TenantEditable", "True NamespaceNotListed");
+    wait_for_condition("kollectclusterinventory/all", "TenantEditable", "True NamespaceNotListed");
+    test.assert_only_own_rows(&team, CANARIES);
+    test.assert_nothing_forbidden();
 }
 
 #[test]
-fn law_9_law_10_a_team_with_its_own_operator_gets_nothing_of_its_neighbours() {
-    let mut world = World::new(TEAM);
-    world.install_kinds("config/crd");
+fn a_team_with_its_own_operator_gets_no_rows_of_other_teams() {
+    let mut test = InstallTest::new(TEAM);
+    test.install_kinds("config/crd");
     for namespace in [TEAM, "team-b"] {
-        world.plane.kubectl(&["create", "namespace", namespace]).unwrap();
+        test.plane.kubectl(&["create", "namespace", namespace]).unwrap();
     }
     let editor = root().join("config/rbac/editor_role.yaml");
-    world.plane.kubectl(&["apply", "-f", editor.to_str().unwrap()]).unwrap();
-    world.install("config/tenant");
+    test.plane.kubectl(&["apply", "-f", editor.to_str().unwrap()]).unwrap();
+    test.install("config/tenant");
     let role = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": { "name": "everything", "namespace": TEAM },
         "rules": [{ "apiGroups": ["*"], "resources": ["*"], "verbs": ["list", "watch"] }],
     });
-    world.plane.apply(&role.to_string()).unwrap();
+    test.plane.apply(&role.to_string()).unwrap();
     let bind = ["create", "rolebinding", "everything", "-n", TEAM, "--role=everything"];
-    world.plane.kubectl(&[&bind[..], &["--serviceaccount=team-a:kollect"]].concat()).unwrap();
-    world.furnish();
-    world.may(&["list", "configmaps", "-n", TEAM]);
-    world.may(&["list", "kollecttargets.kollect.dev", "-n", TEAM]);
-    let mut team = world.team();
-    team.write_profiles(&world);
-    team.write_targets(&world);
-    team.write_sinks(&world);
-    world.start();
-    // Labels of namespaces may not be read here: selectors decide nothing.
-    world.nothing_of_others_arrives(&team, &["all", "but-one", "by-label", "by-name", "included"]);
-    world.tells(
+    test.plane.kubectl(&[&bind[..], &["--serviceaccount=team-a:kollect"]].concat()).unwrap();
+    test.create_objects();
+    test.wait_until_allowed(&["list", "configmaps", "-n", TEAM]);
+    test.wait_until_allowed(&["list", "kollecttargets.kollect.dev", "-n", TEAM]);
+    let mut team = test.team();
+    team.write_profiles(&test);
+    team.write_targets(&test);
+    team.write_sinks(&test);
+    test.start();
+    // Labels of namespaces may not be read here: selectors select nothing.
+    test.assert_only_own_rows(&team, &["all", "but-one", "by-label", "by-name", "included"]);
+    test.wait_for_text(
         "kollecttarget/classes",
         &["ScopeClipped True BeyondReach", "KollectScope in namespace team-a"],
     );
-    world.tells("kollecttarget/every", &["Degraded True ScopeForbidden"]);
-    world.tells(
+    test.wait_for_text("kollecttarget/every", &["Degraded True ScopeForbidden"]);
+    test.wait_for_text(
         "kollecttarget/secrets-path",
         &["Ready False ProfileInvalid", "--allow-secret-extraction team-a"],
     );
-    world.nothing_was_forbidden();
+    test.assert_nothing_forbidden();
 }

@@ -16,13 +16,13 @@ use std::{
 use kollect_testbed::{Postgres, promtool};
 use serde_json::{Value, json};
 
-use super::{World, metrics::PLAIN};
+use super::{OperatorTest, metrics::PLAIN};
 use crate::program::{eventually, root};
 
 /// The value of each series, by its name with labels.
 type Scrape = BTreeMap<String, f64>;
 
-/// What was recorded before something went wrong, meanwhile, and after it was mended.
+/// What was recorded before a problem, during it, and after it was corrected.
 struct Recording {
     before: Scrape,
     during: Vec<Scrape>,
@@ -31,21 +31,21 @@ struct Recording {
     minute: u32,
 }
 
-/// Minutes of the replay before anything happens, and after the last scrape.
-const CALM: [usize; 2] = [10, 60];
+/// Minutes of the replay before the problem, and after the last scrape.
+const QUIET_MINUTES: [usize; 2] = [10, 60];
 
-impl World {
+impl OperatorTest {
     fn scrape_all(&self) -> Scrape {
-        let told = self.scrape();
+        let exposition = self.scrape();
         let series = |sample: &crate::exposition::Sample| {
             let labels: Vec<String> =
                 sample.labels.iter().map(|(key, value)| format!("{key}={value:?}")).collect();
             (format!("{}{{{}}}", sample.name, labels.join(",")), sample.value)
         };
-        told.samples.iter().map(series).collect()
+        exposition.samples.iter().map(series).collect()
     }
 
-    /// So many minutes of the replay.
+    /// Scrapes once for each of so many minutes of the replay; `minute` is its length in seconds.
     fn record(&self, minutes: u32, minute: u32) -> Vec<Scrape> {
         let began = Instant::now();
         let scrape = |number: u32| {
@@ -61,24 +61,24 @@ impl Recording {
     /// The scrapes of the replay, minute by minute.
     fn minutes(&self) -> Vec<&Scrape> {
         let last = self.after.last().unwrap();
-        let calm = std::iter::repeat_n(&self.before, CALM[0]);
-        let rest = std::iter::repeat_n(last, CALM[1]);
-        calm.chain(&self.during).chain(&self.after).chain(rest).collect()
+        let quiet_before = std::iter::repeat_n(&self.before, QUIET_MINUTES[0]);
+        let quiet_after = std::iter::repeat_n(last, QUIET_MINUTES[1]);
+        quiet_before.chain(&self.during).chain(&self.after).chain(quiet_after).collect()
     }
 
     /// The input of a test of rules: each series with its value in each minute.
     fn series(&self) -> Vec<Value> {
         let minutes = self.minutes();
         let names: BTreeSet<&String> = minutes.iter().flat_map(|scrape| scrape.keys()).collect();
-        let longer = 60.0 / f64::from(self.minute);
+        let time_factor = 60.0 / f64::from(self.minute);
         let line = |name: &&String| {
-            let factor = if name.starts_with("kollect_binding_lag_seconds") { longer } else { 1.0 };
+            let factor = if name.starts_with("kollect_binding_lag_seconds") { time_factor } else { 1.0 };
             let mut values = String::new();
             let mut was_there = false;
             for scrape in &minutes {
                 match scrape.get(*name) {
                     Some(value) => write!(values, "{} ", value * factor).unwrap(),
-                    // Prometheus notes that a series is gone.
+                    // Prometheus marks a series that has ended.
                     None => values.push_str(if was_there { "stale " } else { "_ " }),
                 }
                 was_there = scrape.contains_key(*name);
@@ -88,8 +88,8 @@ impl Recording {
         names.iter().map(line).collect()
     }
 
-    /// Makes sure that exactly these alerts fire, once, and only while something is wrong.
-    fn fires(&self, situation: &str, expected: &[&str]) {
+    /// Fails unless exactly these alerts fire, once, and only during the problem.
+    fn assert_fires(&self, situation: &str, expected: &[&str]) {
         let dir = tempfile::tempdir().unwrap();
         let rules: Value = serde_saphyr::from_str(&rules()).unwrap();
         fs::write(dir.path().join("rules.yaml"), rules["spec"].to_string()).unwrap();
@@ -109,7 +109,7 @@ impl Recording {
                 "interval": "1m",
                 "input_series": self.series(),
                 "promql_expr_test": [
-                    { "expr": firing, "eval_time": format!("{}m", CALM[0] - 1), "exp_samples": [] },
+                    { "expr": firing, "eval_time": format!("{}m", QUIET_MINUTES[0] - 1), "exp_samples": [] },
                     { "expr": begins, "eval_time": format!("{end}m"), "exp_samples": once },
                     { "expr": firing, "eval_time": format!("{end}m"), "exp_samples": [] },
                 ],
@@ -133,25 +133,25 @@ fn rules() -> String {
 /// A situation, what was recorded in it, and the alerts that must fire.
 type Situation = (&'static str, Recording, &'static [&'static str]);
 
-fn a_sink_is_away() -> Situation {
-    let mut world = World::new("alert-away");
+fn a_sink_is_unreachable() -> Situation {
+    let mut test = OperatorTest::new("alert-away");
     let mut server = Postgres::start().unwrap();
-    world.map("a", "1");
-    world.install();
-    world.secret(&server.dsn());
-    world.start(&PLAIN);
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
-    world.becomes("kollectdatabasesink/portal", "Ready", "True ConnectionOK");
-    let before = world.scrape_all();
+    test.apply_config_map("a", "1");
+    test.install();
+    test.apply_secret(&server.dsn());
+    test.start(&PLAIN);
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+    test.wait_for_condition("kollectdatabasesink/portal", "Ready", "True ConnectionOK");
+    let before = test.scrape_all();
     server.crash();
-    world.map("b", "1");
-    world.annotate("kollectdatabasesink/portal", "kollect.dev/requestedAt=1");
-    let during = world.record(40, 1);
+    test.apply_config_map("b", "1");
+    test.annotate("kollectdatabasesink/portal", "kollect.dev/requestedAt=1");
+    let during = test.record(40, 1);
     server.resume().unwrap();
-    world.annotate("kollectdatabasesink/portal", "kollect.dev/requestedAt=2");
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
-    world.becomes("kollectdatabasesink/portal", "Ready", "True ConnectionOK");
-    let recording = Recording { before, during, after: world.record(5, 1), minute: 1 };
+    test.annotate("kollectdatabasesink/portal", "kollect.dev/requestedAt=2");
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+    test.wait_for_condition("kollectdatabasesink/portal", "Ready", "True ConnectionOK");
+    let recording = Recording { before, during, after: test.record(5, 1), minute: 1 };
     let alerts = &[
         "KollectReconcileErrors",
         "KollectInventoryExportErrors",
@@ -163,113 +163,118 @@ fn a_sink_is_away() -> Situation {
 }
 
 fn writes_are_slow() -> Situation {
-    let mut world = World::new("alert-slow");
-    world.map("a", "1");
-    world.install();
-    world.start(&PLAIN);
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
-    let before = world.scrape_all();
-    let table = world.table();
+    let mut test = OperatorTest::new("alert-slow");
+    test.apply_config_map("a", "1");
+    test.install();
+    test.start(&PLAIN);
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+    let before = test.scrape_all();
+    let table = test.table();
     let slow = format!(
         "CREATE FUNCTION {table}_slow() RETURNS trigger LANGUAGE plpgsql AS
              $$BEGIN PERFORM pg_sleep(6); RETURN NULL; END$$;
          CREATE TRIGGER slow AFTER INSERT ON {table} FOR EACH STATEMENT EXECUTE FUNCTION {table}_slow()"
     );
-    world.postgres.psql(&slow).unwrap();
-    let during = thread::scope(|scope| {
-        scope.spawn(|| {
+    test.postgres.psql(&slow).unwrap();
+    let during = thread::scope(|spawner| {
+        spawner.spawn(|| {
             for number in 0..50 {
-                world.map("a", &format!("changed-{number}"));
+                test.apply_config_map("a", &format!("changed-{number}"));
                 sleep(Duration::from_secs(1));
             }
         });
-        world.record(30, 2)
+        test.record(30, 2)
     });
-    world.postgres.psql(&format!("DROP TRIGGER slow ON {table}")).unwrap();
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
-    let after = world.record(5, 2);
+    test.postgres.psql(&format!("DROP TRIGGER slow ON {table}")).unwrap();
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+    let after = test.record(5, 2);
     ("writes are slow", Recording { before, during, after, minute: 2 }, &["KollectExportLatencyHigh"])
 }
 
 fn a_row_is_refused() -> Situation {
-    let mut world = World::new("alert-refused");
-    world.map("a", "1");
-    world.install();
-    world.start(&PLAIN);
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
-    let before = world.scrape_all();
-    world.map("nul", "before\0after");
-    world.export_becomes(("kollectinventory/all", "database/portal"), "Synced", "False RowsRefused");
-    let during = world.record(30, 1);
-    world.map("nul", "2");
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
-    let after = world.record(5, 1);
+    let mut test = OperatorTest::new("alert-refused");
+    test.apply_config_map("a", "1");
+    test.install();
+    test.start(&PLAIN);
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+    let before = test.scrape_all();
+    test.apply_config_map("nul", "before\0after");
+    test.wait_for_sink_condition(("kollectinventory/all", "database/portal"), "Synced", "False RowsRefused");
+    let during = test.record(30, 1);
+    test.apply_config_map("nul", "2");
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+    let after = test.record(5, 1);
     ("a row is refused", Recording { before, during, after, minute: 1 }, &["KollectRowsRefused"])
 }
 
-fn a_right_is_taken_away() -> Situation {
-    let mut world = World::new("alert-blind");
-    world.map("a", "1");
-    world.install();
-    let namespace = world.namespace.clone();
-    let proxy = world.operate_as_watcher();
-    world.start(&PLAIN);
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
-    let before = world.scrape_all();
+fn a_right_is_revoked() -> Situation {
+    let mut test = OperatorTest::new("alert-blind");
+    test.apply_config_map("a", "1");
+    test.install();
+    let namespace = test.namespace.clone();
+    let proxy = test.run_as_watcher();
+    test.start(&PLAIN);
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+    let before = test.scrape_all();
     let role = format!("{namespace}-watcher-0");
     let get = ["get", "rolebinding", "-n", &namespace, &role, "-o", "json"];
-    let mut binding: Value = serde_json::from_str(&world.plane.kubectl(&get).unwrap()).unwrap();
-    world.plane.kubectl(&["delete", "rolebinding", "-n", &namespace, &role]).unwrap();
+    let mut binding: Value = serde_json::from_str(&test.plane.kubectl(&get).unwrap()).unwrap();
+    test.plane.kubectl(&["delete", "rolebinding", "-n", &namespace, &role]).unwrap();
     let account = format!("--as=system:serviceaccount:{namespace}:watcher");
-    let may =
-        || world.plane.kubectl(&["auth", "can-i", "list", "configmaps", "-n", &namespace, &account]).is_ok();
-    eventually("the right is gone", || (!may()).then_some(()).ok_or(String::new()));
+    let is_allowed =
+        || test.plane.kubectl(&["auth", "can-i", "list", "configmaps", "-n", &namespace, &account]).is_ok();
+    eventually("the right is gone", || (!is_allowed()).then_some(()).ok_or(String::new()));
     proxy.cut();
-    world.becomes("kollecttarget/maps", "Blind", "True ScopeForbidden");
-    let during = world.record(30, 1);
+    test.wait_for_condition("kollecttarget/maps", "Blind", "True ScopeForbidden");
+    let during = test.record(30, 1);
     binding["metadata"] = json!({ "name": role, "namespace": namespace });
-    world.plane.apply(&binding.to_string()).unwrap();
-    eventually("the right is back", || may().then_some(()).ok_or(String::new()));
-    world.annotate("kollecttarget/maps", "kollect.dev/requestedAt=1");
-    world.becomes("kollecttarget/maps", "Blind", "");
-    let after = world.record(5, 1);
+    test.plane.apply(&binding.to_string()).unwrap();
+    eventually("the right is back", || is_allowed().then_some(()).ok_or(String::new()));
+    test.annotate("kollecttarget/maps", "kollect.dev/requestedAt=1");
+    test.wait_for_condition("kollecttarget/maps", "Blind", "");
+    let after = test.record(5, 1);
     ("a right is taken away", Recording { before, during, after, minute: 1 }, &["KollectBlind"])
 }
 
-fn another_holds_the_lease() -> Situation {
-    let mut world = World::new("alert-lease");
-    let namespace = world.namespace.clone();
-    world.map("a", "1");
-    world.install();
+fn another_process_holds_the_lease() -> Situation {
+    let mut test = OperatorTest::new("alert-lease");
+    let namespace = test.namespace.clone();
+    test.apply_config_map("a", "1");
+    test.install();
     let elect = ["--leader-elect", "--leader-election-namespace", &namespace];
-    world.start(&[&PLAIN[..], &elect].concat());
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
-    let before = world.scrape_all();
+    test.start(&[&PLAIN[..], &elect].concat());
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+    let before = test.scrape_all();
     let hold = |holder: &str| {
         let spec = json!({ "spec": { "holderIdentity": holder, "leaseDurationSeconds": 3600 } }).to_string();
         let lease = "lease/3274ac8a.kollect.dev";
-        world.plane.kubectl(&["patch", "-n", &namespace, lease, "--type=merge", "-p", &spec]).unwrap();
+        test.plane.kubectl(&["patch", "-n", &namespace, lease, "--type=merge", "-p", &spec]).unwrap();
     };
     hold("another");
-    world.counts("kollect_leader", 0.0);
-    let during = world.record(20, 1);
+    test.wait_for_metric("kollect_leader", 0.0);
+    let during = test.record(20, 1);
     hold("");
-    world.counts("kollect_leader", 1.0);
-    let after = world.record(5, 1);
+    test.wait_for_metric("kollect_leader", 1.0);
+    let after = test.record(5, 1);
     ("another holds the lease", Recording { before, during, after, minute: 1 }, &["KollectNoLeader"])
 }
 
 #[test]
 fn every_alert_fires_once_and_resolves_once() {
-    let situations =
-        [a_sink_is_away, writes_are_slow, a_row_is_refused, a_right_is_taken_away, another_holds_the_lease];
-    let recorded: Vec<Situation> = thread::scope(|scope| {
-        let running: Vec<_> = situations.into_iter().map(|situation| scope.spawn(situation)).collect();
+    let situations = [
+        a_sink_is_unreachable,
+        writes_are_slow,
+        a_row_is_refused,
+        a_right_is_revoked,
+        another_process_holds_the_lease,
+    ];
+    let recorded: Vec<Situation> = thread::scope(|spawner| {
+        let running: Vec<_> = situations.into_iter().map(|situation| spawner.spawn(situation)).collect();
         running.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     let mut fired = BTreeSet::new();
     for (situation, recording, expected) in &recorded {
-        recording.fires(situation, expected);
+        recording.assert_fires(situation, expected);
         fired.extend(expected.iter().map(ToString::to_string));
     }
     let rules = rules();

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// What the API server says that it serves when it does not know about targets yet.
-fn without_targets() -> String {
+/// A discovery document without the kind KollectTarget.
+fn discovery_without_targets() -> String {
     let resource = |kind: &str, plural: &str| {
         json!({
             "resource": plural, "scope": "Namespaced", "verbs": ["get", "list", "watch", "update", "patch"],
@@ -28,26 +28,26 @@ fn without_targets() -> String {
 }
 
 #[test]
-fn law_5_a_discovery_without_targets_empties_no_sink() {
-    let mut world = World::new("incomplete");
-    world.map("a", "1");
-    world.install();
-    world.start(&[]);
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
-    world.stop();
-    let stamp = format!("SELECT xmin FROM {}", world.table());
-    let written = world.postgres.psql(&stamp).unwrap();
-    let proxy = Proxy::start(world.plane).unwrap();
-    world.kubeconfig = Some(proxy.kubeconfig(world.plane.kubeconfig()).unwrap());
+fn discovery_without_the_kind_of_targets_removes_no_rows() {
+    let mut test = OperatorTest::new("incomplete");
+    test.apply_config_map("a", "1");
+    test.install();
+    test.start(&[]);
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+    test.stop();
+    let row_version = format!("SELECT xmin FROM {}", test.table());
+    let written = test.postgres.psql(&row_version).unwrap();
+    let proxy = Proxy::start(test.plane).unwrap();
+    test.kubeconfig = Some(proxy.kubeconfig(test.plane.kubeconfig()).unwrap());
     let header = [("Content-Type", "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList")];
-    proxy.answer(2, |line| line.starts_with("GET /apis "), 200, &header, &without_targets());
-    world.start(&[]);
-    // What was written before is not written again: not removed meanwhile, that is.
-    world.map("b", "2");
-    world.holds(&["a=1", "b=2"]);
-    let old = format!("SELECT xmin FROM {} WHERE name = 'a'", world.table());
-    assert_eq!(world.postgres.psql(&old).unwrap(), written, "the row was removed and written again");
-    world.logs_line("the kind that cannot be seen is named", |line| {
+    proxy.answer(2, |line| line.starts_with("GET /apis "), 200, &header, &discovery_without_targets());
+    test.start(&[]);
+    // The old row is not written again, so it was not removed meanwhile.
+    test.apply_config_map("b", "2");
+    test.wait_for_rows(&["a=1", "b=2"]);
+    let old = format!("SELECT xmin FROM {} WHERE name = 'a'", test.table());
+    assert_eq!(test.postgres.psql(&old).unwrap(), written, "the row was removed and written again");
+    test.wait_for_log_line("the kind that cannot be seen is named", |line| {
         line["message"] == "cannot see objects" && line["kind"] == "KollectTarget"
     });
 }

@@ -10,95 +10,103 @@ use kollect_testbed::git::GitHttp;
 
 use super::*;
 
-impl World {
-    /// What the status of an inventory says about a sink.
-    pub(super) fn export(&self, inventory: &str, sink: &str) -> Value {
+impl OperatorTest {
+    /// The line of a sink in the status of an inventory.
+    pub(super) fn export_line_of(&self, inventory: &str, sink: &str) -> Value {
         let status = self.get(inventory)["status"]["sinkExports"].clone();
         let lines = status.as_array().cloned().unwrap_or_default();
         lines.into_iter().find(|line| line["name"] == sink).unwrap_or_default()
     }
 
     /// Waits for a condition of a sink of an inventory.
-    pub(super) fn export_becomes(&self, (inventory, sink): (&str, &str), type_: &str, expected: &str) {
+    pub(super) fn wait_for_sink_condition(
+        &self,
+        (inventory, sink): (&str, &str),
+        type_: &str,
+        expected: &str,
+    ) {
         eventually(&format!("{sink} of {inventory} {type_} {expected}"), || {
-            let line = self.export(inventory, sink);
+            let line = self.export_line_of(inventory, sink);
             let conditions = line["conditions"].as_array().cloned().unwrap_or_default();
-            let told = conditions.iter().filter(|condition| condition["type"] == type_).any(|condition| {
-                let (status, reason) = (condition["status"].as_str(), condition["reason"].as_str());
-                status.zip(reason).is_some_and(|(status, reason)| format!("{status} {reason}") == expected)
-            });
-            told.then_some(()).ok_or(line.to_string())
+            let is_reported =
+                conditions.iter().filter(|condition| condition["type"] == type_).any(|condition| {
+                    let (status, reason) = (condition["status"].as_str(), condition["reason"].as_str());
+                    status
+                        .zip(reason)
+                        .is_some_and(|(status, reason)| format!("{status} {reason}") == expected)
+                });
+            is_reported.then_some(()).ok_or(line.to_string())
         });
     }
 
     /// Waits for an event about an object of the namespace.
-    fn event_comes(&self, expected: &str) {
+    fn wait_for_event(&self, expected: &str) {
         eventually(expected, || {
             let events = self.get("events")["items"].as_array().cloned().unwrap_or_default();
             let text = |event: &Value, field: &str| event[field].as_str().unwrap_or_default().to_owned();
-            let told: Vec<String> = events
+            let found: Vec<String> = events
                 .iter()
                 .map(|event| format!("{} {}", text(event, "type"), text(event, "reason")))
                 .collect();
-            told.iter().any(|told| told == expected).then_some(()).ok_or(format!("{told:?}"))
+            found.iter().any(|event| event == expected).then_some(()).ok_or(format!("{found:?}"))
         });
     }
 
-    fn vanishes(&self, what: &str) {
-        eventually(&format!("{what} goes"), || {
-            let gone = self.plane.kubectl(&["get", "-n", &self.namespace, what]);
-            gone.is_err().then_some(()).ok_or("it is still there".into())
+    fn wait_until_deleted(&self, resource: &str) {
+        eventually(&format!("{resource} goes"), || {
+            let found = self.plane.kubectl(&["get", "-n", &self.namespace, resource]);
+            found.is_err().then_some(()).ok_or("it is still there".into())
         });
     }
 
     /// A second sink beside the first, on a server of its own.
-    pub(super) fn second_sink(&self, server: &Postgres) {
+    pub(super) fn apply_second_sink(&self, server: &Postgres) {
         self.apply(json!({
             "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "second" },
             "stringData": { "dsn": server.dsn() },
         }));
         let mut sink = self.sink();
         sink["postgres"]["databaseRef"]["name"] = json!("second");
-        self.kollect("KollectDatabaseSink", "second", sink);
+        self.apply_kollect("KollectDatabaseSink", "second", sink);
     }
 }
 
 #[test]
-fn w23_a_database_that_comes_late_is_found_without_a_change_of_any_object() {
-    let mut world = World::new("late");
+fn a_database_that_starts_late_is_found_without_a_change_of_any_object() {
+    let mut test = OperatorTest::new("late");
     let mut postgres = Postgres::start().unwrap();
     postgres.crash();
-    world.map("a", "1");
-    world.install();
-    world.secret(&postgres.dsn());
-    world.start(&[]);
-    world.becomes("kollectdatabasesink/portal", "ConnectionVerified", "False ConnectionTestFailed");
-    world.becomes("kollectdatabasesink/portal", "Degraded", "True ConnectionTestFailed");
-    world.becomes("kollectinventory/all", "Degraded", "True Progressing");
-    world.export_becomes(("kollectinventory/all", "database/portal"), "Synced", "False ExportFailed");
+    test.apply_config_map("a", "1");
+    test.install();
+    test.apply_secret(&postgres.dsn());
+    test.start(&[]);
+    test.wait_for_condition("kollectdatabasesink/portal", "ConnectionVerified", "False ConnectionTestFailed");
+    test.wait_for_condition("kollectdatabasesink/portal", "Degraded", "True ConnectionTestFailed");
+    test.wait_for_condition("kollectinventory/all", "Degraded", "True Progressing");
+    test.wait_for_sink_condition(("kollectinventory/all", "database/portal"), "Synced", "False ExportFailed");
     // Targets do not depend on sinks.
-    world.becomes("kollecttarget/maps", "Ready", "True Collecting");
+    test.wait_for_condition("kollecttarget/maps", "Ready", "True Collecting");
     // The write is retried again and again, but the status is not rewritten each time.
     let began = std::time::Instant::now();
     let mut versions = std::collections::BTreeSet::new();
     while began.elapsed() < Duration::from_secs(5) {
-        versions.insert(world.get("kollectdatabasesink/portal")["metadata"]["resourceVersion"].to_string());
+        versions.insert(test.get("kollectdatabasesink/portal")["metadata"]["resourceVersion"].to_string());
         std::thread::sleep(Duration::from_millis(100));
     }
     assert!(versions.len() <= 2, "written more often than every ten seconds: {versions:?}");
     let generations = || {
-        let generation = |what: &str| world.get(what)["metadata"]["generation"].clone();
+        let generation = |what: &str| test.get(what)["metadata"]["generation"].clone();
         (generation("kollectdatabasesink/portal"), generation("kollectinventory/all"))
     };
     let before = generations();
     postgres.resume().unwrap();
-    world.becomes("kollectdatabasesink/portal", "ConnectionVerified", "True ConnectionOK");
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
-    assert_eq!(postgres.psql(&format!("SELECT name FROM {}", world.table())).unwrap(), "a\n");
+    test.wait_for_condition("kollectdatabasesink/portal", "ConnectionVerified", "True ConnectionOK");
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+    assert_eq!(postgres.psql(&format!("SELECT name FROM {}", test.table())).unwrap(), "a\n");
     assert_eq!(generations(), before);
 }
 
-impl World {
+impl OperatorTest {
     /// What a sink expects an administrator to create.
     pub(super) fn expected_ddl(&self, sink: &str) -> String {
         self.annotate(sink, "kollect.dev/preview=true");
@@ -113,41 +121,41 @@ impl World {
 }
 
 #[test]
-fn w22_w23_a_probe_that_fails_blocks_no_export() {
-    let mut world = World::new("probed");
+fn a_probe_that_fails_blocks_no_export() {
+    let mut test = OperatorTest::new("probed");
     let server = Postgres::start().unwrap();
-    world.map("a", "1");
-    world.install();
-    world.secret(&server.dsn().replace("postgres@", "portal@"));
-    let mut sink = world.sink();
+    test.apply_config_map("a", "1");
+    test.install();
+    test.apply_secret(&server.dsn().replace("postgres@", "portal@"));
+    let mut sink = test.sink();
     sink["provisioning"] = json!({ "mode": "existing" });
-    world.kollect("KollectDatabaseSink", "portal", sink);
-    world.start(&[]);
-    let ddl = world.expected_ddl("kollectdatabasesink/portal");
-    // The probe asks for the right to delete claims, which only an inventory that goes needs.
+    test.apply_kollect("KollectDatabaseSink", "portal", sink);
+    test.start(&[]);
+    let ddl = test.expected_ddl("kollectdatabasesink/portal");
+    // The probe checks the right to delete claims, which only a deleted inventory needs.
     let grant = format!(
         "CREATE ROLE portal LOGIN; GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO portal;
          GRANT DELETE ON {} TO portal",
-        world.table()
+        test.table()
     );
     server.psql(&format!("{ddl}; {grant}")).unwrap();
-    world.annotate("kollectdatabasesink/portal", "kollect.dev/requestedAt=1");
+    test.annotate("kollectdatabasesink/portal", "kollect.dev/requestedAt=1");
     eventually("the first row", || {
-        let line = world.export("kollectinventory/all", "database/portal");
+        let line = test.export_line_of("kollectinventory/all", "database/portal");
         (line["rows"] == 1).then_some(()).ok_or(line.to_string())
     });
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
-    assert_eq!(server.psql(&format!("SELECT name FROM {}", world.table())).unwrap(), "a\n");
-    world.becomes("kollectdatabasesink/portal", "ConnectionVerified", "False ConnectionTestFailed");
-    let message = world.message("kollectdatabasesink/portal", "Ready");
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+    assert_eq!(server.psql(&format!("SELECT name FROM {}", test.table())).unwrap(), "a\n");
+    test.wait_for_condition("kollectdatabasesink/portal", "ConnectionVerified", "False ConnectionTestFailed");
+    let message = test.condition_message("kollectdatabasesink/portal", "Ready");
     assert!(message.contains("may not DELETE"), "{message}");
-    world.map("b", "1");
+    test.apply_config_map("b", "1");
     eventually("the next row", || {
-        let found = server.psql(&format!("SELECT name FROM {} ORDER BY 1", world.table())).unwrap();
+        let found = server.psql(&format!("SELECT name FROM {} ORDER BY 1", test.table())).unwrap();
         (found == "a\nb\n").then_some(()).ok_or(found)
     });
     assert_eq!(
-        world.condition("kollectdatabasesink/portal", "ConnectionVerified"),
+        test.condition("kollectdatabasesink/portal", "ConnectionVerified"),
         "False ConnectionTestFailed"
     );
 }
@@ -174,64 +182,68 @@ fn files_below(directory: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn w41_a_password_is_in_no_file_and_no_process_list() {
-    let mut world = World::new("passwords");
-    let temporary = world.dir.path().join("tmp");
+fn a_password_is_in_no_file_and_no_process_list() {
+    let mut test = OperatorTest::new("passwords");
+    let temporary = test.dir.path().join("tmp");
     fs::create_dir(&temporary).unwrap();
-    world.environment = vec![("TMPDIR".into(), temporary.to_str().unwrap().into())];
-    world.map("a", "1");
-    world.install();
+    test.environment = vec![("TMPDIR".into(), temporary.to_str().unwrap().into())];
+    test.apply_config_map("a", "1");
+    test.install();
     // The server asks for no password, and the sink does not know that.
-    world.secret(&world.postgres.dsn().replace("postgres@", "postgres:correct-horse@"));
-    let repository = super::truth::git_sink(&world);
+    test.apply_secret(&test.postgres.dsn().replace("postgres@", "postgres:correct-horse@"));
+    let repository = super::acknowledged_status::git_sink(&test);
     let inventory =
         json!({ "databaseSinkRefs": ["portal"], "snapshotSinkRefs": ["git"], "minChangeInterval": "0s" });
-    world.kollect("KollectInventory", "all", inventory);
-    world.start(&["--log-level", "kollect=trace"]);
-    let pid = world.operator.as_ref().unwrap().child.id();
+    test.apply_kollect("KollectInventory", "all", inventory);
+    test.start(&["--log-level", "kollect=trace"]);
+    let pid = test.operator.as_ref().unwrap().child.id();
     let passwords = [GitHttp::PASSWORD, "correct-horse"];
-    let holds =
+    let contains =
         |bytes: &[u8], password: &str| bytes.windows(password.len()).any(|part| part == password.as_bytes());
     let running = AtomicBool::new(true);
-    std::thread::scope(|scope| {
-        let watched = scope.spawn(|| {
-            let mut looked = 0;
+    std::thread::scope(|spawner| {
+        let process_checks = spawner.spawn(|| {
+            let mut checks = 0;
             while running.load(Relaxed) {
                 let processes = processes_of(pid);
                 assert!(!processes.is_empty());
                 for password in passwords {
-                    assert!(!holds(&processes, password), "{password} is in the list of processes");
+                    assert!(!contains(&processes, password), "{password} is in the list of processes");
                 }
-                looked += 1;
+                checks += 1;
                 std::thread::sleep(Duration::from_millis(5));
             }
-            looked
+            checks
         });
-        world.becomes("kollectinventory/all", "Ready", "True Exported");
+        test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
         for value in ["2", "3"] {
-            world.map("a", value);
-            world.holds(&[&format!("a={value}")]);
+            test.apply_config_map("a", value);
+            test.wait_for_rows(&[&format!("a={value}")]);
             eventually("the commit", || {
                 let log = repository.git(&["log", "-p", "-1", "main"]).unwrap();
                 log.contains(value).then_some(()).ok_or(log)
             });
         }
-        // What is refused is told without the password, too.
+        // A refused push is reported without the password, too.
         repository.git(&["config", "http.receivepack", "false"]).unwrap();
-        world.map("a", "4");
-        world.export_becomes(("kollectinventory/all", "snapshot/git"), "Synced", "False ExportTerminal");
+        test.apply_config_map("a", "4");
+        test.wait_for_sink_condition(
+            ("kollectinventory/all", "snapshot/git"),
+            "Synced",
+            "False ExportTerminal",
+        );
         running.store(false, Relaxed);
-        assert!(watched.join().unwrap() > 100);
+        assert!(process_checks.join().unwrap() > 100);
     });
     let kinds = "kinv,ktgt,kprof,kollectdatabasesinks,kollectsnapshotsinks,events";
-    let told = world.plane.kubectl(&["get", "-n", &world.namespace, kinds, "-o", "json"]).unwrap();
-    let files = files_below(world.dir.path());
+    let objects = test.plane.kubectl(&["get", "-n", &test.namespace, kinds, "-o", "json"]).unwrap();
+    let files = files_below(test.dir.path());
     assert!(files.iter().any(|file| file.ends_with("HEAD")), "the mirror is among them: {files:?}");
     for password in passwords {
-        assert!(!told.contains(password), "{password} is in an object");
+        assert!(!objects.contains(password), "{password} is in an object");
         for file in &files {
             assert!(
-                !holds(&fs::read(file).unwrap_or_default(), password),
+                !contains(&fs::read(file).unwrap_or_default(), password),
                 "{password} in {}",
                 file.display()
             );
@@ -240,110 +252,110 @@ fn w41_a_password_is_in_no_file_and_no_process_list() {
 }
 
 #[test]
-fn w36_w66_an_idle_sink_stays_synced_whatever_happens_to_another() {
-    let mut world = World::new("idle");
+fn an_idle_sink_stays_synced_while_another_one_fails() {
+    let mut test = OperatorTest::new("idle");
     let mut second = Postgres::start().unwrap();
     second.crash();
-    world.map("a", "1");
-    world.install();
-    world.second_sink(&second);
-    world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal", "second"] }));
-    world.start(&[]);
-    world.becomes("kollectinventory/all", "Ready", "True PartiallySynced");
-    world.becomes("kollectinventory/all", "Synced", "False PartiallySynced");
-    world.becomes("kollectinventory/all", "SinkReachable", "False ExportFailed");
-    world.export_becomes(("kollectinventory/all", "database/portal"), "Synced", "True Exported");
-    world.export_becomes(("kollectinventory/all", "database/second"), "Synced", "False ExportFailed");
-    let idle = || {
-        let line = world.export("kollectinventory/all", "database/portal");
+    test.apply_config_map("a", "1");
+    test.install();
+    test.apply_second_sink(&second);
+    test.apply_kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal", "second"] }));
+    test.start(&[]);
+    test.wait_for_condition("kollectinventory/all", "Ready", "True PartiallySynced");
+    test.wait_for_condition("kollectinventory/all", "Synced", "False PartiallySynced");
+    test.wait_for_condition("kollectinventory/all", "SinkReachable", "False ExportFailed");
+    test.wait_for_sink_condition(("kollectinventory/all", "database/portal"), "Synced", "True Exported");
+    test.wait_for_sink_condition(("kollectinventory/all", "database/second"), "Synced", "False ExportFailed");
+    let synced_checksum = || {
+        let line = test.export_line_of("kollectinventory/all", "database/portal");
         let synced = &line["conditions"][0];
         assert_eq!((&synced["type"], &synced["status"]), (&json!("Synced"), &json!("True")), "{line}");
         assert!(line["lastExportTime"].is_string() && line["lastChecksum"].is_string(), "{line}");
         line["lastChecksum"].clone()
     };
-    let checksum = idle();
+    let checksum = synced_checksum();
     let began = std::time::Instant::now();
     while began.elapsed() < Duration::from_secs(5) {
-        assert_eq!(idle(), checksum);
+        assert_eq!(synced_checksum(), checksum);
     }
-    world.stop();
-    world.start(&[]);
+    test.stop();
+    test.start(&[]);
     let began = std::time::Instant::now();
-    let idle = || {
-        let line = world.export("kollectinventory/all", "database/portal");
+    let checksum_and_status = || {
+        let line = test.export_line_of("kollectinventory/all", "database/portal");
         assert!(line["lastExportTime"].is_string(), "{line}");
         assert_eq!(line["conditions"][0]["status"], "True", "{line}");
         (line["lastChecksum"].clone(), line["conditions"][0]["status"].clone())
     };
     while began.elapsed() < Duration::from_secs(5) {
-        assert_eq!(idle(), (checksum.clone(), json!("True")), "a restart takes nothing back");
+        assert_eq!(checksum_and_status(), (checksum.clone(), json!("True")), "a restart takes nothing back");
     }
 
     // Rows of a sink that is no longer named are removed when that can be done.
-    world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"] }));
-    world.export_becomes(("kollectinventory/all", "database/second"), "Synced", "False Cleaning");
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
-    world.becomes("kollectinventory/all", "SinkReachable", "True SinksReachable");
+    test.apply_kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"] }));
+    test.wait_for_sink_condition(("kollectinventory/all", "database/second"), "Synced", "False Cleaning");
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+    test.wait_for_condition("kollectinventory/all", "SinkReachable", "True SinksReachable");
     second.resume().unwrap();
     eventually("the second sink is clean", || {
-        let line = world.export("kollectinventory/all", "database/second");
+        let line = test.export_line_of("kollectinventory/all", "database/second");
         line.is_null().then_some(()).ok_or(line.to_string())
     });
 }
 
 #[test]
-fn w60_inventories_of_a_namespace_divide_its_targets() {
-    let mut world = World::new("divided");
-    world.map("a", "1");
-    world.map("b", "2");
-    world.install();
-    let target = |name: &str, object: &str| {
+fn inventories_of_a_namespace_divide_its_targets() {
+    let mut test = OperatorTest::new("divided");
+    test.apply_config_map("a", "1");
+    test.apply_config_map("b", "2");
+    test.install();
+    let apply_target = |name: &str, object: &str| {
         let spec = json!({
-            "profileRef": "maps", "includedNamespaces": [world.namespace], "names": [object],
+            "profileRef": "maps", "includedNamespaces": [test.namespace], "names": [object],
         });
-        world.kollect("KollectTarget", name, spec);
+        test.apply_kollect("KollectTarget", name, spec);
     };
-    target("only-a", "a");
-    target("only-b", "b");
-    let label = ["label", "-n", &world.namespace, "kollecttarget/only-b", "part=b"];
-    world.plane.kubectl(&label).unwrap();
+    apply_target("only-a", "a");
+    apply_target("only-b", "b");
+    let label = ["label", "-n", &test.namespace, "kollecttarget/only-b", "part=b"];
+    test.plane.kubectl(&label).unwrap();
     let by_name = json!({ "databaseSinkRefs": ["portal"], "targetRefs": ["only-a"] });
     let by_label =
         json!({ "databaseSinkRefs": ["portal"], "targetSelector": { "matchLabels": { "part": "b" } } });
     for (inventory, spec) in [("first", by_name), ("second", by_label)] {
-        world.kollect("KollectInventory", inventory, spec);
+        test.apply_kollect("KollectInventory", inventory, spec);
     }
-    world.delete("kollectinventory/all");
-    world.start(&[]);
-    let sql = format!("SELECT inventory_name || ' ' || name FROM {} ORDER BY 1", world.table());
+    test.delete("kollectinventory/all");
+    test.start(&[]);
+    let sql = format!("SELECT inventory_name || ' ' || name FROM {} ORDER BY 1", test.table());
     eventually("each has its own", || {
-        let found = world.postgres.psql(&sql).unwrap_or_default();
+        let found = test.postgres.psql(&sql).unwrap_or_default();
         (found == "first a\nsecond b\n").then_some(()).ok_or(found)
     });
 }
 
 #[test]
-fn a_sink_that_is_gone_holds_up_no_deletion() {
-    let mut world = World::new("gone");
-    world.map("a", "1");
-    world.install();
-    world.start(&[]);
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
+fn a_deleted_sink_does_not_delay_the_deletion_of_its_inventory() {
+    let mut test = OperatorTest::new("gone");
+    test.apply_config_map("a", "1");
+    test.install();
+    test.start(&[]);
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
     // The process that has written there still has a client, and cleans up.
-    world.delete("kollectdatabasesink/portal");
-    world.becomes("kollectinventory/all", "Degraded", "True SinkNotFound");
-    world.delete("kollectinventory/all");
-    world.vanishes("kollectinventory/all");
-    assert!(world.rows().is_empty());
+    test.delete("kollectdatabasesink/portal");
+    test.wait_for_condition("kollectinventory/all", "Degraded", "True SinkNotFound");
+    test.delete("kollectinventory/all");
+    test.wait_until_deleted("kollectinventory/all");
+    assert!(test.rows().is_empty());
 
     // Another process has none, and reports what it leaves behind.
-    world.install();
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
-    world.stop();
-    world.delete("kollectdatabasesink/portal");
-    world.delete("kollectinventory/all");
-    world.start(&[]);
-    world.vanishes("kollectinventory/all");
-    world.event_comes("Warning CleanupTerminal");
-    assert_eq!(world.rows(), ["a=1"]);
+    test.install();
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+    test.stop();
+    test.delete("kollectdatabasesink/portal");
+    test.delete("kollectinventory/all");
+    test.start(&[]);
+    test.wait_until_deleted("kollectinventory/all");
+    test.wait_for_event("Warning CleanupTerminal");
+    assert_eq!(test.rows(), ["a=1"]);
 }

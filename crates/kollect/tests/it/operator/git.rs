@@ -1,4 +1,4 @@
-//! An inventory in Git, kept by the operator: what auditors see of what happens in the cluster.
+//! An inventory in Git: the commits that auditors see of changes in the cluster.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kollect_testbed::git::{GitHttp, Repository};
@@ -11,14 +11,14 @@ struct History {
 }
 
 impl History {
-    fn new(world: &World) -> Self {
+    fn new(test: &OperatorTest) -> Self {
         let server = GitHttp::shared();
-        Self { server, repository: server.create(&world.namespace).unwrap() }
+        Self { server, repository: server.create(&test.namespace).unwrap() }
     }
 
-    fn sink(&self, world: &World, branch: &str) -> Value {
+    fn sink(&self, test: &OperatorTest, branch: &str) -> Value {
         json!({
-            "type": "git", "endpoint": self.server.url(&world.namespace), "minChangeInterval": "0s",
+            "type": "git", "endpoint": self.server.url(&test.namespace), "minChangeInterval": "0s",
             "secretRef": { "name": "git" }, "git": { "branch": branch, "commitTrailers": ["Sink: {sink}"] },
             "tls": { "caBundle": STANDARD.encode(&self.server.certificates().ca) },
             "layout": { "mode": "perResource", "content": "attributes" },
@@ -35,7 +35,7 @@ impl History {
         listed.lines().filter(|path| !path.starts_with(".kollect")).map(Into::into).collect()
     }
 
-    fn has(&self, branch: &str, expected: &[&str]) {
+    fn wait_for_files(&self, branch: &str, expected: &[&str]) {
         eventually(&format!("{expected:?} in {branch}"), || {
             let found = self.files(branch);
             (found == expected).then_some(()).ok_or(format!("{found:?}"))
@@ -43,87 +43,91 @@ impl History {
     }
 }
 
-fn secret(world: &World, password: &str) {
-    world.apply(json!({
+fn apply_git_secret(test: &OperatorTest, password: &str) {
+    test.apply(json!({
         "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "git" },
         "stringData": { "username": GitHttp::USER, "password": password },
     }));
 }
 
 #[test]
-fn a_branch_tells_what_happened_in_the_cluster() {
-    let mut world = World::new("history");
-    let history = History::new(&world);
+fn a_branch_has_a_commit_for_every_change_in_the_cluster() {
+    let mut test = OperatorTest::new("history");
+    let history = History::new(&test);
     let (a, b) = (
-        format!("default/{}/configmap/a.yaml", world.namespace),
-        format!("default/{}/configmap/b.yaml", world.namespace),
+        format!("default/{}/configmap/a.yaml", test.namespace),
+        format!("default/{}/configmap/b.yaml", test.namespace),
     );
-    world.install();
-    world.map("a", "1");
-    secret(&world, "wrong");
-    world.kollect("KollectSnapshotSink", "history", history.sink(&world, "main"));
-    world.kollect("KollectInventory", "all", json!({ "snapshotSinkRefs": ["history"] }));
-    world.start(&[]);
-    world.becomes("kollectsnapshotsink/history", "ConnectionVerified", "False ConnectionTestFailed");
-    let message = world.get("kollectinventory/all").to_string();
+    test.install();
+    test.apply_config_map("a", "1");
+    apply_git_secret(&test, "wrong");
+    test.apply_kollect("KollectSnapshotSink", "history", history.sink(&test, "main"));
+    test.apply_kollect("KollectInventory", "all", json!({ "snapshotSinkRefs": ["history"] }));
+    test.start(&[]);
+    test.wait_for_condition(
+        "kollectsnapshotsink/history",
+        "ConnectionVerified",
+        "False ConnectionTestFailed",
+    );
+    let message = test.get("kollectinventory/all").to_string();
     assert!(!message.contains("wrong"), "{message}");
 
     // The right password takes effect at once.
-    secret(&world, GitHttp::PASSWORD);
-    world.becomes("kollectsnapshotsink/history", "ConnectionVerified", "True ConnectionOK");
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
-    history.has("main", &[&a]);
+    apply_git_secret(&test, GitHttp::PASSWORD);
+    test.wait_for_condition("kollectsnapshotsink/history", "ConnectionVerified", "True ConnectionOK");
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+    history.wait_for_files("main", &[&a]);
     assert_eq!(history.repository.git(&["show", &format!("main:{a}")]).unwrap(), "value: \"1\"\n");
     let first = history.log("main");
-    assert_eq!(first.trim(), format!("+ {}/ConfigMap/a\n\nSink: history", world.namespace));
+    assert_eq!(first.trim(), format!("+ {}/ConfigMap/a\n\nSink: history", test.namespace));
 
-    world.map("a", "2");
-    world.map("b", "1");
-    history.has("main", &[&a, &b]);
+    test.apply_config_map("a", "2");
+    test.apply_config_map("b", "1");
+    history.wait_for_files("main", &[&a, &b]);
     eventually("both changes", || {
         let log = history.log("main");
-        let all = [
-            format!("~ {}/ConfigMap/a: value 1 → 2", world.namespace),
-            format!("+ {}/ConfigMap/b", world.namespace),
+        let expected = [
+            format!("~ {}/ConfigMap/a: value 1 → 2", test.namespace),
+            format!("+ {}/ConfigMap/b", test.namespace),
         ];
-        all.iter().all(|line| log.contains(line)).then_some(()).ok_or(log)
+        expected.iter().all(|line| log.contains(line)).then_some(()).ok_or(log)
     });
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
 
     // Nothing has changed: no commit, also after a crash.
     let before = history.repository.git(&["rev-parse", "main"]).unwrap();
-    world.operator.as_mut().unwrap().kill();
-    world.start(&[]);
-    let annotated = ["annotate", "-n", &world.namespace, "kinv/all", "kollect.dev/requestedAt=now"];
-    world.plane.kubectl(&annotated).unwrap();
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    test.operator.as_mut().unwrap().kill();
+    test.start(&[]);
+    let annotated = ["annotate", "-n", &test.namespace, "kinv/all", "kollect.dev/requestedAt=now"];
+    test.plane.kubectl(&annotated).unwrap();
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
     assert_eq!(history.repository.git(&["rev-parse", "main"]).unwrap(), before);
 
-    // A push that a hook declines: the status says so, without the words of the server.
+    // A push that a hook declines: the status reports it, without the text of the server.
     history.repository.hook("pre-receive", "echo 'ask the audit team first' >&2; exit 1").unwrap();
-    world.map("a", "3");
+    test.apply_config_map("a", "3");
     eventually("why nothing is pushed", || {
-        let export = world.get("kollectinventory/all")["status"]["sinkExports"][0].clone();
+        let export = test.get("kollectinventory/all")["status"]["sinkExports"][0].clone();
         let error = export["lastError"].to_string();
         assert!(!error.contains("audit team"), "{error}");
         error.contains("a hook of the server declined it").then_some(()).ok_or(export.to_string())
     });
     std::fs::remove_file(history.repository.path().join("hooks/pre-receive")).unwrap();
 
-    // Another branch: it is filled first, then the files of the old one go.
-    world.kollect("KollectSnapshotSink", "history", history.sink(&world, "audit"));
-    history.has("audit", &[&a, &b]);
-    history.has("main", &[]);
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
-    world.delete("kollectinventory/all");
-    history.has("audit", &[]);
+    // Another branch: it is filled first, then the files of the old one are removed.
+    test.apply_kollect("KollectSnapshotSink", "history", history.sink(&test, "audit"));
+    history.wait_for_files("audit", &[&a, &b]);
+    history.wait_for_files("main", &[]);
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+    test.delete("kollectinventory/all");
+    history.wait_for_files("audit", &[]);
     eventually("the inventory is gone", || {
-        let found = world.plane.kubectl(&["get", "-n", &world.namespace, "kollectinventory/all"]);
+        let found = test.plane.kubectl(&["get", "-n", &test.namespace, "kollectinventory/all"]);
         found.is_err().then_some(()).ok_or("it is still there".into())
     });
     let refs = history.repository.git(&["for-each-ref", "--format=%(refname)"]).unwrap();
     assert_eq!(refs, "refs/heads/audit\nrefs/heads/main\n");
     history.repository.fsck().unwrap();
-    let log = std::fs::read_to_string(&world.operator.as_ref().unwrap().log).unwrap();
+    let log = std::fs::read_to_string(&test.operator.as_ref().unwrap().log).unwrap();
     assert!(!log.contains(GitHttp::PASSWORD));
 }

@@ -1,40 +1,40 @@
-//! What an operator logs while the API server fails: each cause once, with what it is about.
+//! What an operator logs while the API server fails: each cause once, with the URL or the server.
 
 use super::*;
 
-impl World {
+impl OperatorTest {
     fn log_lines(&self) -> Vec<Value> {
         let text = std::fs::read_to_string(self.dir.path().join("operator.log")).unwrap_or_default();
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
-    pub(super) fn logs_line(&self, what: &str, is_it: impl Fn(&Value) -> bool) {
-        eventually(what, || {
+    pub(super) fn wait_for_log_line(&self, expectation: &str, matches: impl Fn(&Value) -> bool) {
+        eventually(expectation, || {
             let log = self.log_lines();
-            log.iter().any(&is_it).then_some(()).ok_or(format!("{log:#?}"))
+            log.iter().any(&matches).then_some(()).ok_or(format!("{log:#?}"))
         });
     }
 }
 
 #[test]
-fn a_failing_api_server_is_told_once_with_what_was_asked() {
-    let mut world = World::new("noise");
-    world.map("a", "1");
-    world.install();
-    let proxy = Proxy::start(world.plane).unwrap();
-    world.kubeconfig = Some(proxy.kubeconfig(world.plane.kubeconfig()).unwrap());
-    let fails = |times, part: &'static str| {
+fn a_failing_api_server_is_logged_once_with_the_url() {
+    let mut test = OperatorTest::new("noise");
+    test.apply_config_map("a", "1");
+    test.install();
+    let proxy = Proxy::start(test.plane).unwrap();
+    test.kubeconfig = Some(proxy.kubeconfig(test.plane.kubeconfig()).unwrap());
+    let fail_requests = |times, part: &'static str| {
         let body = r#"{"message":"the server is busy"}"#;
         proxy.answer(times, move |line| line.contains(part), 503, &[], body);
     };
     // The client itself retries, at most 15 times.
-    fails(5, "/configmaps");
-    fails(5, "/kollecttargets/maps/status");
+    fail_requests(5, "/configmaps");
+    fail_requests(5, "/kollecttargets/maps/status");
     // At the default log level.
-    world.start(&["--log-level", "info"]);
-    world.holds(&["a=1"]);
-    world.becomes("kollecttarget/maps", "Ready", "True Collecting");
-    let log = world.log_lines();
+    test.start(&["--log-level", "info"]);
+    test.wait_for_rows(&["a=1"]);
+    test.wait_for_condition("kollecttarget/maps", "Ready", "True Collecting");
+    let log = test.log_lines();
     let failed = log.iter().filter(|line| line["message"].as_str().is_some_and(|text| text.contains("503")));
     // The span of the request is in that of a task.
     let url = |line: &Value| -> Option<String> {
@@ -49,25 +49,26 @@ fn a_failing_api_server_is_told_once_with_what_was_asked() {
 }
 
 #[test]
-fn a_certificate_that_is_not_verified_is_told_once() {
-    let mut world = World::new("unverified");
-    world.map("a", "1");
-    world.install();
-    let text = std::fs::read_to_string(world.plane.kubeconfig()).unwrap();
-    let mut config: Value = serde_json::from_str(&text).unwrap();
+fn an_unverified_certificate_is_logged_once() {
+    let mut test = OperatorTest::new("unverified");
+    test.apply_config_map("a", "1");
+    test.install();
+    let kubeconfig = std::fs::read_to_string(test.plane.kubeconfig()).unwrap();
+    let mut config: Value = serde_json::from_str(&kubeconfig).unwrap();
     let cluster = config.pointer_mut("/clusters/0/cluster").unwrap();
     let server = cluster["server"].clone();
     *cluster = json!({ "server": server, "insecure-skip-tls-verify": true });
-    let file = world.dir.path().join("kubeconfig");
+    let file = test.dir.path().join("kubeconfig");
     std::fs::write(&file, config.to_string()).unwrap();
-    world.kubeconfig = Some(file);
-    world.start(&["--log-level", "info"]);
-    world.holds(&["a=1"]);
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
-    let log = world.log_lines();
-    let about = |line: &&Value| line["message"].as_str().is_some_and(|text| text.contains("cert"));
-    let told: Vec<&Value> = log.iter().filter(about).collect();
-    assert_eq!(told.len(), 1, "{told:#?}");
-    assert!(told[0]["message"].as_str().unwrap().contains("not verified"), "{told:?}");
-    assert!(told[0]["server"].as_str().unwrap().starts_with(server.as_str().unwrap()), "{told:?}");
+    test.kubeconfig = Some(file);
+    test.start(&["--log-level", "info"]);
+    test.wait_for_rows(&["a=1"]);
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+    let log = test.log_lines();
+    let is_about_certificates =
+        |line: &&Value| line["message"].as_str().is_some_and(|text| text.contains("cert"));
+    let warnings: Vec<&Value> = log.iter().filter(is_about_certificates).collect();
+    assert_eq!(warnings.len(), 1, "{warnings:#?}");
+    assert!(warnings[0]["message"].as_str().unwrap().contains("not verified"), "{warnings:?}");
+    assert!(warnings[0]["server"].as_str().unwrap().starts_with(server.as_str().unwrap()), "{warnings:?}");
 }

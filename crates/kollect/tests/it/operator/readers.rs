@@ -1,5 +1,5 @@
-//! What readers of five sinks see while things go wrong. Each reader looks again and again with a client of its own,
-//! and remembers every state that it has seen.
+//! What readers of five sinks see during faults. Each reader reads all the time with a client of its own, and keeps
+//! every state that it has seen.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,7 +23,7 @@ use kollect_testbed::{
 };
 use serde_json::{Value, json};
 
-use super::{World, own_plane};
+use super::{OperatorTest, separate_plane};
 use crate::program::eventually;
 
 /// The names of the objects whose rows a reader sees.
@@ -70,37 +70,41 @@ impl Destinations {
     }
 
     /// The five sinks, as a cluster with this name sees them, and an inventory with all of them.
-    fn install(&self, world: &World, cluster: &str) {
-        world.secret(&self.postgres.dsn());
-        world.apply(json!({
+    fn install(&self, test: &OperatorTest, cluster: &str) {
+        test.apply_secret(&self.postgres.dsn());
+        test.apply(json!({
             "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "git" },
             "stringData": { "username": GitHttp::USER, "password": GitHttp::PASSWORD },
         }));
-        self.install_sinks(world, cluster);
+        self.install_sinks(test, cluster);
         let inventory = json!({
             "databaseSinkRefs": ["postgres", "sqlite"],
             "snapshotSinkRefs": ["git", "files"],
             "eventSinkRefs": ["nats"],
             "minChangeInterval": "0s",
         });
-        world.kollect("KollectInventory", "all", inventory);
+        test.apply_kollect("KollectInventory", "all", inventory);
     }
 
-    fn install_sinks(&self, world: &World, cluster: &str) {
+    fn install_sinks(&self, test: &OperatorTest, cluster: &str) {
         let postgres = json!({
             "type": "postgres", "cluster": cluster,
             "postgres": { "databaseRef": { "name": "portal" }, "table": self.table() },
         });
-        world.kollect("KollectDatabaseSink", "postgres", postgres);
+        test.apply_kollect("KollectDatabaseSink", "postgres", postgres);
         let sqlite = json!({ "type": "sqlite", "cluster": cluster, "sqlite": { "path": "rows.db" } });
-        world.kollect("KollectDatabaseSink", "sqlite", sqlite);
-        world.kollect("KollectSnapshotSink", "git", self.git_sink(cluster, &self.git.url(&self.namespace)));
+        test.apply_kollect("KollectDatabaseSink", "sqlite", sqlite);
+        test.apply_kollect(
+            "KollectSnapshotSink",
+            "git",
+            self.git_sink(cluster, &self.git.url(&self.namespace)),
+        );
         let files = json!({
             "type": "filesystem", "cluster": cluster, "filesystem": { "path": "files" },
             "minChangeInterval": "0s", "layout": { "mode": "perResource" },
         });
-        world.kollect("KollectSnapshotSink", "files", files);
-        world.kollect("KollectEventSink", "nats", self.nats_sink(cluster, &self.nats_url));
+        test.apply_kollect("KollectSnapshotSink", "files", files);
+        test.apply_kollect("KollectEventSink", "nats", self.nats_sink(cluster, &self.nats_url));
     }
 
     fn git_sink(&self, cluster: &str, url: &str) -> Value {
@@ -118,8 +122,8 @@ impl Destinations {
         })
     }
 
-    /// What a reader of one sink sees of the rows of a cluster; `None`: it could not look.
-    fn look(&self, sink: &str, cluster: &str) -> Option<State> {
+    /// The rows of a cluster that a reader of one sink sees; `None`: it could not read.
+    fn read_names(&self, sink: &str, cluster: &str) -> Option<State> {
         let sql = format!(
             "SELECT name FROM {} WHERE cluster = '{cluster}'",
             match sink {
@@ -150,11 +154,11 @@ impl Destinations {
         }
     }
 
-    /// The attributes of the rows that a reader of one sink sees, by the names of the objects; `None`: it could not look.
+    /// The attributes of the rows that a reader of one sink sees, by the names of the objects; `None`: it could not read.
     pub(super) fn attributes(&self, sink: &str, cluster: &str) -> Option<BTreeMap<String, Value>> {
         let json = |text: &str| serde_json::from_str::<Value>(text).ok();
         let yaml = |text: &str| serde_saphyr::from_str::<Value>(text).ok();
-        let own = |path: &Path| path.file_stem().unwrap().to_str().unwrap().to_owned();
+        let object_name = |path: &Path| path.file_stem().unwrap().to_str().unwrap().to_owned();
         let select = |table: &str, attributes: &str| {
             format!("SELECT name || ' ' || {attributes} FROM {table} WHERE cluster = '{cluster}'")
         };
@@ -180,14 +184,14 @@ impl Destinations {
                 let paths = tree.lines().filter(|path| path.starts_with(&format!("{cluster}/")));
                 let row = |path: &str| {
                     let text = self.repository.git(&["show", &format!("{head}:{path}")]).ok()?;
-                    Some((own(Path::new(path)), yaml(&text)?["attributes"].clone()))
+                    Some((object_name(Path::new(path)), yaml(&text)?["attributes"].clone()))
                 };
                 paths.map(row).collect()
             }
             "files" => {
                 let found = files_below(&self.directory().join("files").join(cluster))?;
                 let row = |path: &PathBuf| {
-                    Some((own(path), yaml(&fs::read_to_string(path).ok()?)?["attributes"].clone()))
+                    Some((object_name(path), yaml(&fs::read_to_string(path).ok()?)?["attributes"].clone()))
                 };
                 found.iter().map(row).collect()
             }
@@ -204,7 +208,7 @@ impl Destinations {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let (url, stream) = (self.nats_url.clone(), self.table());
         let filter = format!("{stream}.{cluster}.{}.all.*.*.*", self.namespace);
-        let look = async {
+        let read = async {
             let jetstream = jetstream::new(async_nats::connect(url).await.ok()?);
             let config = consumer::pull::Config {
                 deliver_policy: consumer::DeliverPolicy::LastPerSubject,
@@ -230,18 +234,18 @@ impl Destinations {
             // A batch that ended early is no state of the stream.
             (fetched >= pending).then_some(found)
         };
-        runtime.block_on(async { tokio::time::timeout(Duration::from_secs(5), look).await.ok()? })
+        runtime.block_on(async { tokio::time::timeout(Duration::from_secs(5), read).await.ok()? })
     }
 
     pub(super) fn nats_url(&self) -> &str {
         &self.nats_url
     }
 
-    pub(super) fn holds(&self, cluster: &str, expected: &[&str]) {
+    pub(super) fn wait_for_rows(&self, cluster: &str, expected: &[&str]) {
         let expected: State = expected.iter().map(|name| (*name).to_owned()).collect();
         for sink in SINKS {
             eventually(&format!("{sink} holds {expected:?}"), || {
-                let found = self.look(sink, cluster);
+                let found = self.read_names(sink, cluster);
                 (found.as_ref() == Some(&expected)).then_some(()).ok_or(format!("{found:?}"))
             });
         }
@@ -254,8 +258,9 @@ fn lines(text: &str) -> State {
 
 /// The names of objects from the paths of their files, `<cluster>/<namespace>/<kind>/<name>.<format>`.
 fn names<'a>(paths: impl Iterator<Item = &'a Path>, cluster: &str) -> State {
-    let rows = paths
-        .filter(|path| path.starts_with(cluster) && path.extension().is_some_and(|e| e != "gitattributes"));
+    let rows = paths.filter(|path| {
+        path.starts_with(cluster) && path.extension().is_some_and(|extension| extension != "gitattributes")
+    });
     rows.filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())).collect()
 }
 
@@ -286,23 +291,23 @@ type SeenStates = Arc<Mutex<Vec<State>>>;
 impl Readers {
     fn start(destinations: &Arc<Destinations>, cluster: &str) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let read = |sink: &'static str| {
+        let start_reader = |sink: &'static str| {
             let (destinations, cluster, stop) = (destinations.clone(), cluster.to_owned(), stop.clone());
             let states = SeenStates::default();
             let seen = states.clone();
             let thread = thread::spawn(move || {
                 loop {
-                    // Looked at before the sink: the last look sees what the sink held when the readers were stopped.
+                    // Loaded before the sink is read: the last read sees what the sink held when the readers were stopped.
                     let is_last = stop.load(Relaxed);
-                    let looked = destinations.look(sink, &cluster);
-                    let could_look = looked.is_some();
-                    if let Some(state) = looked {
+                    let read = destinations.read_names(sink, &cluster);
+                    let could_read = read.is_some();
+                    if let Some(state) = read {
                         let mut seen = seen.lock().unwrap();
                         if seen.last() != Some(&state) {
                             seen.push(state);
                         }
                     }
-                    if is_last && could_look {
+                    if is_last && could_read {
                         break;
                     }
                     thread::sleep(Duration::from_millis(20));
@@ -310,7 +315,7 @@ impl Readers {
             });
             (sink, states, thread)
         };
-        Self { stop: stop.clone(), readers: SINKS.map(read).into_iter().collect() }
+        Self { stop: stop.clone(), readers: SINKS.map(start_reader).into_iter().collect() }
     }
 
     /// The states that each has seen, one after the other.
@@ -328,58 +333,58 @@ fn state(names: &[&str]) -> State {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-impl World {
-    /// Only as long as nothing is written otherwise: claims are looked at every second.
+impl OperatorTest {
+    /// Claims are checked every second: only for tests in which nothing else writes to the destinations.
     pub(super) fn start_with_files(&mut self, destinations: &Destinations) {
         let root = destinations.root.path().to_str().unwrap().to_owned();
         self.start(&["--file-sink-root", &root, "--claim-check-interval=1s"]);
     }
 
-    fn profile(&self, kind: &str) {
+    fn apply_profile(&self, kind: &str) {
         let profile = json!({
             "targetGVK": { "version": "v1", "kind": kind },
             "attributes": [{ "name": "value", "path": "$.data.value" }],
         });
-        self.kollect("KollectProfile", "maps", profile);
+        self.apply_kollect("KollectProfile", "maps", profile);
     }
 
-    pub(super) fn five_sinks(name: &str, cluster: &str) -> (Self, Arc<Destinations>) {
-        let world = Self::new(name);
-        let destinations = Arc::new(Destinations::new(&world.namespace));
-        world.map("a", "1");
-        world.map("b", "1");
-        world.install();
-        destinations.install(&world, cluster);
-        (world, destinations)
+    pub(super) fn with_five_sinks(name: &str, cluster: &str) -> (Self, Arc<Destinations>) {
+        let test = Self::new(name);
+        let destinations = Arc::new(Destinations::new(&test.namespace));
+        test.apply_config_map("a", "1");
+        test.apply_config_map("b", "1");
+        test.install();
+        destinations.install(&test, cluster);
+        (test, destinations)
     }
 }
 
 #[test]
-fn a_misspelt_kind_removes_no_row_and_the_right_one_replaces_them_at_once() {
-    let (mut world, destinations) = World::five_sinks("typo", "east");
-    world.start_with_files(&destinations);
-    destinations.holds("east", &["a", "b"]);
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
+fn a_misspelt_kind_removes_no_row_before_or_after_it_is_corrected() {
+    let (mut test, destinations) = OperatorTest::with_five_sinks("typo", "east");
+    test.start_with_files(&destinations);
+    destinations.wait_for_rows("east", &["a", "b"]);
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
     let readers = Readers::start(&destinations, "east");
-    world.profile("ConfigMapp");
+    test.apply_profile("ConfigMapp");
     // Longer than it takes to be sure that the cluster does not have the kind.
     thread::sleep(Duration::from_secs(40));
     // A restart does not change that.
-    world.operator.as_mut().unwrap().kill();
-    world.start_with_files(&destinations);
-    world.becomes("kollecttarget/maps", "Blind", "True NotSeen");
+    test.operator.as_mut().unwrap().kill();
+    test.start_with_files(&destinations);
+    test.wait_for_condition("kollecttarget/maps", "Blind", "True NotSeen");
     thread::sleep(Duration::from_secs(40));
-    world.profile("ConfigMap");
-    world.becomes("kollecttarget/maps", "Ready", "True Collecting");
-    world.map("c", "1");
-    destinations.holds("east", &["a", "b", "c"]);
+    test.apply_profile("ConfigMap");
+    test.wait_for_condition("kollecttarget/maps", "Ready", "True Collecting");
+    test.apply_config_map("c", "1");
+    destinations.wait_for_rows("east", &["a", "b", "c"]);
     for (sink, states) in readers.stop() {
         assert_eq!(states, [state(&["a", "b"]), state(&["a", "b", "c"])], "{sink}");
     }
 }
 
 impl Destinations {
-    fn copy(&self, name: &str) -> PathBuf {
+    fn backup_path(&self, name: &str) -> PathBuf {
         self.root.path().join("backup").join(name)
     }
 
@@ -394,18 +399,18 @@ impl Destinations {
 
     /// Saves what all destinations hold, claims too.
     fn back_up(&self) {
-        fs::create_dir_all(self.copy("")).unwrap();
+        fs::create_dir_all(self.backup_path("")).unwrap();
         let table = self.table();
         self.postgres
             .psql(&format!(
                 "CREATE TABLE saved_rows AS TABLE {table}; CREATE TABLE saved_claims AS TABLE kollect_bindings"
             ))
             .unwrap();
-        self.sqlite(&format!(".backup '{}'", self.copy("rows.db").display()));
-        fs::write(self.copy("refs"), self.refs()).unwrap();
-        copy_directory(&self.directory().join("files"), &self.copy("files"));
+        self.sqlite(&format!(".backup '{}'", self.backup_path("rows.db").display()));
+        fs::write(self.backup_path("refs"), self.refs()).unwrap();
+        copy_directory(&self.directory().join("files"), &self.backup_path("files"));
         let nats = self.nats.lock().unwrap();
-        copy_directory(&nats.store(), &self.copy("nats"));
+        copy_directory(&nats.store(), &self.backup_path("nats"));
     }
 
     /// Brings all destinations back to what was saved, with the claims of that time.
@@ -417,16 +422,16 @@ impl Destinations {
                  DELETE FROM kollect_bindings; INSERT INTO kollect_bindings TABLE saved_claims; COMMIT"
             ))
             .unwrap();
-        self.sqlite(&format!(".restore '{}'", self.copy("rows.db").display()));
-        let saved = fs::read_to_string(self.copy("refs")).unwrap();
+        self.sqlite(&format!(".restore '{}'", self.backup_path("rows.db").display()));
+        let saved = fs::read_to_string(self.backup_path("refs")).unwrap();
         for line in saved.lines() {
             let words: Vec<&str> = line.split(' ').collect();
             self.repository.git(&["update-ref", words[1], words[2]]).unwrap();
         }
-        copy_directory(&self.copy("files"), &self.directory().join("files"));
+        copy_directory(&self.backup_path("files"), &self.directory().join("files"));
         let mut nats = self.nats.lock().unwrap();
         nats.kill();
-        copy_directory(&self.copy("nats"), &nats.store());
+        copy_directory(&self.backup_path("nats"), &nats.store());
         nats.resume().unwrap();
     }
 }
@@ -451,71 +456,71 @@ fn copy_directory(from: &Path, to: &Path) {
 }
 
 #[test]
-fn destinations_that_were_restored_catch_up_without_a_torn_state() {
-    let (mut world, destinations) = World::five_sinks("restored", "east");
-    world.start_with_files(&destinations);
-    destinations.holds("east", &["a", "b"]);
+fn restored_destinations_catch_up_and_readers_see_no_partial_delta() {
+    let (mut test, destinations) = OperatorTest::with_five_sinks("restored", "east");
+    test.start_with_files(&destinations);
+    destinations.wait_for_rows("east", &["a", "b"]);
     destinations.back_up();
     // A new claim and more rows since then.
-    world.operator.as_mut().unwrap().kill();
-    world.start_with_files(&destinations);
-    world.map("c", "1");
-    world.plane.kubectl(&["delete", "-n", &world.namespace, "configmap/b"]).unwrap();
-    destinations.holds("east", &["a", "c"]);
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    test.operator.as_mut().unwrap().kill();
+    test.start_with_files(&destinations);
+    test.apply_config_map("c", "1");
+    test.plane.kubectl(&["delete", "-n", &test.namespace, "configmap/b"]).unwrap();
+    destinations.wait_for_rows("east", &["a", "c"]);
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
     let readers = Readers::start(&destinations, "east");
     thread::sleep(Duration::from_secs(1));
     destinations.restore();
-    world.map("d", "1");
-    destinations.holds("east", &["a", "c", "d"]);
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    test.apply_config_map("d", "1");
+    destinations.wait_for_rows("east", &["a", "c", "d"]);
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
     for (sink, states) in readers.stop() {
         let (before, restored, now) = (state(&["a", "c"]), state(&["a", "b"]), state(&["a", "c", "d"]));
         match sink {
-            // A whole delta is seen at once: no state but those three, one after the other.
+            // A delta is seen completely or not at all: only these three states, in this order.
             "postgres" | "sqlite" | "git" => {
                 let expected = [before, restored, now];
-                let mut rest = expected.iter();
-                let in_order = states.iter().all(|seen| rest.any(|known| known == seen));
+                let mut remaining = expected.iter();
+                let in_order = states.iter().all(|seen| remaining.any(|state| state == seen));
                 assert!(in_order && states.last() == expected.last(), "{sink}: {states:?}");
             }
             _ => assert!(states.iter().all(|seen| seen.contains("a")), "{sink}: {states:?}"),
         }
     }
-    // Nothing of this needed an object to be edited, and nothing is written any more.
-    let log = fs::read_to_string(world.dir.path().join("operator.log")).unwrap();
+    // No object was edited for this, and nothing is written any more.
+    let log = fs::read_to_string(test.dir.path().join("operator.log")).unwrap();
     assert!(log.contains("gone back to an earlier state"), "{log}");
 }
 
 #[test]
-fn rows_of_a_neighbour_are_never_touched() {
-    let (mut world, destinations) = World::five_sinks("lab2", "lab2");
-    world.start_with_files(&destinations);
-    destinations.holds("lab2", &["a", "b"]);
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
+fn rows_of_another_cluster_are_never_changed() {
+    let (mut test, destinations) = OperatorTest::with_five_sinks("lab2", "lab2");
+    test.start_with_files(&destinations);
+    destinations.wait_for_rows("lab2", &["a", "b"]);
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
     let sql =
         format!("SELECT owner FROM kollect_bindings WHERE inventory_table = '{}'", destinations.table());
     let owner = destinations.postgres.psql(&sql).unwrap().trim().to_owned();
     let readers = Readers::start(&destinations, "lab2");
 
     // Another cluster with the same inventory under the same name.
-    let plane = own_plane();
-    plane.kubectl(&["create", "namespace", &world.namespace]).unwrap();
-    let mut other = World {
+    let plane = separate_plane();
+    plane.kubectl(&["create", "namespace", &test.namespace]).unwrap();
+    let mut other = OperatorTest {
         plane,
-        postgres: world.postgres,
-        namespace: world.namespace.clone(),
-        watched: world.namespace.clone(),
+        postgres: test.postgres,
+        namespace: test.namespace.clone(),
+        watched: test.namespace.clone(),
         kubeconfig: None,
         environment: Vec::new(),
         operator: None,
         dir: tempfile::tempdir().unwrap(),
     };
-    other.map("x", "1");
+    other.apply_config_map("x", "1");
     other.install();
     destinations.install(&other, "lab2");
     other.start_with_files(&destinations);
-    other.becomes("kollectinventory/all", "Degraded", "True ExportTerminal");
+    other.wait_for_condition("kollectinventory/all", "Degraded", "True ExportTerminal");
     let exports = other.get("kollectinventory/all")["status"]["sinkExports"].clone();
     for export in exports.as_array().unwrap() {
         let message = export["lastError"].as_str().unwrap();
@@ -523,7 +528,7 @@ fn rows_of_a_neighbour_are_never_touched() {
         assert!(export["place"].is_null() && export["left"].is_null(), "nothing is ours: {export}");
     }
 
-    // It gets a name of its own; a request that is meant for another sink, or has the old form, changes nothing.
+    // It gets a name of its own; a take-over for another sink, or in the old form, changes nothing.
     destinations.install_sinks(&other, "b");
     other.annotate(
         "kollectinventory/all",
@@ -531,64 +536,64 @@ fn rows_of_a_neighbour_are_never_touched() {
     );
     other.operator.as_mut().unwrap().kill();
     other.start_with_files(&destinations);
-    destinations.holds("b", &["x"]);
-    other.becomes("kollectinventory/all", "Ready", "True Exported");
-    other.becomes("kollectinventory/all", "TakeOver", "False TakeOverInvalid");
+    destinations.wait_for_rows("b", &["x"]);
+    other.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+    other.wait_for_condition("kollectinventory/all", "TakeOver", "False TakeOverInvalid");
     let inventory = other.get("kollectinventory/all");
     for export in inventory["status"]["sinkExports"].as_array().unwrap() {
         assert!(export["left"].is_null(), "what was refused is not left: {export}");
     }
     assert!(inventory["status"]["takeOvers"].is_null(), "{inventory}");
 
-    // It goes, and takes its own along.
+    // It is deleted, with its own rows.
     other.delete("kollectinventory/all");
-    destinations.holds("b", &[]);
+    destinations.wait_for_rows("b", &[]);
     eventually("the inventory is gone", || {
         let found = other.plane.kubectl(&["get", "-n", &other.namespace, "kollectinventory/all"]);
         found.is_err().then_some(()).ok_or("it is still there".into())
     });
-    world.map("c", "1");
-    destinations.holds("lab2", &["a", "b", "c"]);
+    test.apply_config_map("c", "1");
+    destinations.wait_for_rows("lab2", &["a", "b", "c"]);
     for (sink, states) in readers.stop() {
         assert_eq!(states, [state(&["a", "b"]), state(&["a", "b", "c"])], "{sink}");
     }
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
 }
 
 #[test]
-fn a_destination_under_another_name_is_adopted_as_it_is() {
-    let (mut world, destinations) = World::five_sinks("renamed", "east");
-    let plain = |host: &str| destinations.git.plain_url(&destinations.namespace).replace("localhost", host);
-    let names = |world: &World, host: &str| {
-        world.secret(&destinations.postgres.dsn().replace("127.0.0.1", host));
-        world.kollect("KollectSnapshotSink", "git", destinations.git_sink("east", &plain(host)));
+fn a_destination_under_another_name_is_adopted_without_writing_rows() {
+    let (mut test, destinations) = OperatorTest::with_five_sinks("renamed", "east");
+    let git_url = |host: &str| destinations.git.plain_url(&destinations.namespace).replace("localhost", host);
+    let set_host = |test: &OperatorTest, host: &str| {
+        test.apply_secret(&destinations.postgres.dsn().replace("127.0.0.1", host));
+        test.apply_kollect("KollectSnapshotSink", "git", destinations.git_sink("east", &git_url(host)));
         let nats = destinations.nats_url.replace("127.0.0.1", host);
-        world.kollect("KollectEventSink", "nats", destinations.nats_sink("east", &nats));
+        test.apply_kollect("KollectEventSink", "nats", destinations.nats_sink("east", &nats));
     };
-    names(&world, "127.0.0.1");
-    world.start_with_files(&destinations);
-    destinations.holds("east", &["a", "b"]);
-    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    set_host(&test, "127.0.0.1");
+    test.start_with_files(&destinations);
+    destinations.wait_for_rows("east", &["a", "b"]);
+    test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
     let table = destinations.table();
     let times = format!("SELECT name, first_seen_at, exported_at FROM {table} ORDER BY 1");
-    let written = |world: &World| {
+    let written = |test: &OperatorTest| {
         let commits = destinations.repository.git(&["rev-list", "--count", "main"]).unwrap();
-        let places = world.get("kollectinventory/all")["status"]["sinkExports"].to_string();
-        (destinations.postgres.psql(&times).unwrap(), destinations.messages("east"), commits, places)
+        let exports = test.get("kollectinventory/all")["status"]["sinkExports"].to_string();
+        (destinations.postgres.psql(&times).unwrap(), destinations.messages("east"), commits, exports)
     };
-    let before = written(&world);
+    let before = written(&test);
     let readers = Readers::start(&destinations, "east");
-    // While the process runs that knows both names, and while none runs.
+    // First while the process runs that knows both names, then while no process runs.
     for (host, restart) in [("localhost", false), ("127.0.0.1", true)] {
         if restart {
-            world.operator.as_mut().unwrap().kill();
+            test.operator.as_mut().unwrap().kill();
         }
-        names(&world, host);
+        set_host(&test, host);
         if restart {
-            world.start_with_files(&destinations);
+            test.start_with_files(&destinations);
         }
         eventually(&format!("all sinks lead to {host}, and nothing is left"), || {
-            let inventory = world.get("kollectinventory/all");
+            let inventory = test.get("kollectinventory/all");
             let exports = inventory["status"]["sinkExports"].as_array().unwrap();
             let adopted =
                 exports.iter().all(|export| export["left"].is_null() && export["claiming"].is_null());
@@ -600,16 +605,16 @@ fn a_destination_under_another_name_is_adopted_as_it_is() {
                 .then_some(())
                 .ok_or_else(|| inventory["status"].to_string())
         });
-        world.becomes("kollectinventory/all", "Ready", "True Exported");
-        assert_eq!(world.condition("kollectinventory/all", "LeftBehind"), "");
+        test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
+        assert_eq!(test.condition("kollectinventory/all", "LeftBehind"), "");
     }
-    let after = written(&world);
+    let after = written(&test);
     assert_eq!((before.0, before.1, before.2), (after.0, after.1, after.2), "no row was written again");
     for (sink, states) in readers.stop() {
         assert_eq!(states, [state(&["a", "b"])], "{sink}");
     }
-    let told = world.get("events")["items"].as_array().unwrap().clone();
-    let is_told =
+    let events = test.get("events")["items"].as_array().unwrap().clone();
+    let type_and_reason =
         |event: &Value| format!("{} {}", event["type"].as_str().unwrap(), event["reason"].as_str().unwrap());
-    assert!(told.iter().any(|event| is_told(event) == "Normal Adopted"), "{told:?}");
+    assert!(events.iter().any(|event| type_and_reason(event) == "Normal Adopted"), "{events:?}");
 }

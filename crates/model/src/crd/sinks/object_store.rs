@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Format;
+use super::FileFormat;
 
 /// Settings of an object store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -28,7 +28,7 @@ pub enum ObjectFormat {
     Parquet,
 }
 
-impl From<ObjectFormat> for Format {
+impl From<ObjectFormat> for FileFormat {
     fn from(format: ObjectFormat) -> Self {
         match format {
             ObjectFormat::Json => Self::Json,

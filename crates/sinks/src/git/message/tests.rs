@@ -8,7 +8,7 @@ fn git(fields: serde_json::Value) -> Git {
 }
 
 #[test]
-fn what_git_cannot_record_is_refused() {
+fn authors_and_trailers_that_git_cannot_record_are_refused() {
     for (fields, field) in [
         (json!({ "author": { "name": "a <b" } }), "spec.git.author.name"),
         (json!({ "author": { "name": "..." } }), "spec.git.author.name"),
@@ -16,19 +16,19 @@ fn what_git_cannot_record_is_refused() {
         (json!({ "commitTrailers": ["Good: yes", "no colon"] }), "spec.git.commitTrailers[1]"),
         (json!({ "commitTrailers": ["two words: x"] }), "spec.git.commitTrailers[0]"),
     ] {
-        let errors = Messages::plan(Some(&git(fields))).unwrap_err();
+        let errors = CommitMessages::plan(Some(&git(fields))).unwrap_err();
         assert_eq!(errors.iter().map(|error| &*error.field).collect::<Vec<_>>(), [field]);
     }
     let empty = git(json!({ "commitMessage": " ", "author": { "name": "" } }));
-    assert_eq!(Messages::plan(Some(&empty)).unwrap(), Messages::default());
+    assert_eq!(CommitMessages::plan(Some(&empty)).unwrap(), CommitMessages::default());
     let named = Git { author: Some(GitAuthor { name: Some("Jörg".into()), email: None }), ..Git::default() };
-    assert_eq!(Messages::plan(Some(&named)).unwrap().author, "Jörg");
+    assert_eq!(CommitMessages::plan(Some(&named)).unwrap().author, "Jörg");
 }
 
 #[test]
-fn a_subject_is_one_line_and_braces_that_mean_nothing_stay() {
+fn a_subject_is_one_line_and_unknown_placeholders_stay() {
     let inventory = InventoryId { cluster: String::new(), namespace: None, name: "all".into() };
-    let about = About {
+    let values = MessageValues {
         inventory: &inventory,
         sink: "s",
         generation: 3,
@@ -41,8 +41,8 @@ fn a_subject_is_one_line_and_braces_that_mean_nothing_stay() {
     let messages = git(
         json!({ "commitMessage": "a\n{name} {cluster}/{namespace} {x} {", "commitBody": "{\"k\": {generation}}" }),
     );
-    let text = Messages::plan(Some(&messages)).unwrap().text(&about);
+    let text = CommitMessages::plan(Some(&messages)).unwrap().text(&values);
     assert_eq!(text, "a all default/cluster {x} {\n\n{\"k\": 3}\n");
-    let text = Messages::default().text(&About { changes: "", ..about });
+    let text = CommitMessages::default().text(&MessageValues { changes: "", ..values });
     assert_eq!(text, "chore(default/cluster/all): export 2 items @ 0123456789ab\n");
 }

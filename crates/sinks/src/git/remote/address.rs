@@ -11,7 +11,7 @@ const SSH_PORT: u16 = 22;
 
 /// Where a repository is. Holds no password.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::git) enum Address {
+pub(in crate::git) enum RepositoryAddress {
     /// With or without TLS; without user, query, fragment and slash at the end.
     Http(Url),
     Ssh {
@@ -24,10 +24,11 @@ pub(in crate::git) enum Address {
     File(String),
 }
 
-impl Address {
+impl RepositoryAddress {
     /// An address, and the branch that its fragment names. An error does not repeat the text.
     pub(super) fn parse(text: &str) -> Result<(Self, Option<String>), String> {
-        let (place, fragment) = text.split_once('#').map_or((text, None), |(a, b)| (a, Some(b)));
+        let (address, fragment) =
+            text.split_once('#').map_or((text, None), |(address, fragment)| (address, Some(fragment)));
         let branch = match fragment {
             None | Some("") => None,
             Some(fragment) => match fragment.strip_prefix("branch=") {
@@ -35,10 +36,10 @@ impl Address {
                 _ => return Err(format!("has a fragment that is not #branch=NAME; {FORM}")),
             },
         };
-        Ok((Self::parse_place(place)?, branch))
+        Ok((Self::parse_address(address)?, branch))
     }
 
-    fn parse_place(text: &str) -> Result<Self, String> {
+    fn parse_address(text: &str) -> Result<Self, String> {
         if text.chars().any(|c| c.is_control() || c.is_whitespace()) {
             return Err(format!("has a space or a control character; {FORM}"));
         }
@@ -64,7 +65,7 @@ impl Address {
             return Err(format!("names a server and no repository; {FORM}"));
         }
         match scheme.to_ascii_lowercase().as_str() {
-            "http" | "https" => Ok(Self::Http(plain(url))),
+            "http" | "https" => Ok(Self::Http(without_user_and_fragment(url))),
             "ssh" => Ok(Self::Ssh {
                 user: (!url.username().is_empty()).then(|| decoded(url.username())).transpose()?,
                 host: host.to_ascii_lowercase(),
@@ -76,14 +77,14 @@ impl Address {
     }
 
     /// A text that is equal for addresses of one repository, as far as addresses tell.
-    pub(super) fn place(&self) -> String {
+    pub(super) fn canonical(&self) -> String {
         let text = self.to_string();
         text.strip_suffix(".git").unwrap_or(&text).to_owned()
     }
 }
 
 /// Without the user: two users of one repository write the same destination.
-impl fmt::Display for Address {
+impl fmt::Display for RepositoryAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Http(url) => write!(f, "{url}"),
@@ -99,15 +100,15 @@ impl fmt::Display for Address {
 }
 
 /// A value of the field for printing: hidden if it may hold a password.
-pub(super) fn shown(text: &str) -> String {
+pub(super) fn printable(text: &str) -> String {
     let before_at = text.rsplit_once('@').map_or("", |(before, _)| before);
     let user = before_at.split_once("://").map_or(before_at, |(_, user)| user);
     // In HTTP URLs the user may be a token.
-    let http = text.starts_with("http://") || text.starts_with("https://");
-    if user.contains(':') || (http && !user.is_empty()) { "…".to_owned() } else { text.to_owned() }
+    let is_http = text.starts_with("http://") || text.starts_with("https://");
+    if user.contains(':') || (is_http && !user.is_empty()) { "…".to_owned() } else { text.to_owned() }
 }
 
-fn plain(mut url: Url) -> Url {
+fn without_user_and_fragment(mut url: Url) -> Url {
     // This cannot fail for addresses that have a host.
     url.set_username("").ok();
     url.set_fragment(None);
@@ -116,7 +117,7 @@ fn plain(mut url: Url) -> Url {
     url
 }
 
-fn file(path: &str) -> Result<Address, String> {
+fn file(path: &str) -> Result<RepositoryAddress, String> {
     let path = match path.strip_prefix("//") {
         None => path,
         Some(absolute) if absolute.starts_with('/') => absolute,
@@ -129,7 +130,7 @@ fn file(path: &str) -> Result<Address, String> {
     if path.is_empty() || path == "/" || path.contains('\0') {
         return Err(format!("names no directory; {FORM}"));
     }
-    Ok(Address::File(path))
+    Ok(RepositoryAddress::File(path))
 }
 
 /// The path for the command line. `/~user/x` is below a home directory and loses its slash.

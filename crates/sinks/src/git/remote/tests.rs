@@ -64,7 +64,7 @@ fn addresses_that_cannot_be_used_are_refused_with_advice_and_without_passwords()
 }
 
 #[test]
-fn branches_follow_the_rules_of_git() {
+fn branch_names_follow_the_rules_of_git() {
     for good in ["main", "live/eu", "a.b", "v1-2_3"] {
         assert_eq!(check_branch(good), Ok(()), "{good}");
     }
@@ -76,7 +76,7 @@ fn branches_follow_the_rules_of_git() {
 }
 
 #[test]
-fn users_and_passwords_follow_their_order() {
+fn a_token_takes_precedence_over_a_password_and_users_have_defaults() {
     let basic = |content: &[(&str, &str)]| {
         plan("https://git.example/x").unwrap().with_secrets(&secrets(content)).map(|config| {
             config.credentials.unwrap().basic.map(|(user, password)| format!("{user}:{password}"))
@@ -112,13 +112,13 @@ fn ssh_needs_a_key_and_known_hosts() {
         let error = config.with_secrets(&secrets(content)).unwrap_err()[0].to_string();
         assert!(error.contains(part) && !error.contains("hunter2"), "{error}");
     }
-    let alone = SinkCommon { endpoint: Some("ssh://git.example/x".into()), ..SinkCommon::default() };
-    let error = RemoteConfig::plan(&alone, None).unwrap_err()[0].to_string();
+    let without_secret = SinkCommon { endpoint: Some("ssh://git.example/x".into()), ..SinkCommon::default() };
+    let error = RemoteConfig::plan(&without_secret, None).unwrap_err()[0].to_string();
     assert!(error.starts_with(AUTH_REF) && error.contains("known_hosts"), "{error}");
 }
 
 #[test]
-fn the_kind_of_credentials_fits_the_address() {
+fn the_type_of_authentication_must_fit_the_address() {
     for (endpoint, type_) in [("https://h/x", GitAuthType::Ssh), ("ssh://h/x", GitAuthType::Token)] {
         let secret_ref = Some(SecretReference { name: "git".into(), namespace: None });
         let common = SinkCommon { endpoint: Some(endpoint.into()), secret_ref, ..SinkCommon::default() };
@@ -130,12 +130,14 @@ fn the_kind_of_credentials_fits_the_address() {
 }
 
 #[test]
-fn one_repository_has_one_name_and_closed_places_are_refused() {
-    let place = |text: &str| plan(text).unwrap().place(&Policy::default());
-    assert_eq!(place("https://git.example/x.git"), place("https://me@GIT.EXAMPLE:443/x/"));
-    assert_ne!(place("https://git.example/x"), place("https://git.example/x#branch=b"));
-    let guarded =
-        Policy { network: crate::Network::Guarded(crate::Guard::default()), files: crate::Files::Refused };
+fn one_repository_has_one_destination_and_closed_servers_are_refused() {
+    let destination = |text: &str| plan(text).unwrap().destination_text(&SinkPolicy::default());
+    assert_eq!(destination("https://git.example/x.git"), destination("https://me@GIT.EXAMPLE:443/x/"));
+    assert_ne!(destination("https://git.example/x"), destination("https://git.example/x#branch=b"));
+    let guarded = SinkPolicy {
+        network: crate::Network::Guarded(crate::AddressGuard::default()),
+        files: crate::FilePolicy::Refused,
+    };
     for (text, part) in [
         ("https://127.0.0.1/x", "loopback"),
         ("http://2130706433/x", "loopback"),

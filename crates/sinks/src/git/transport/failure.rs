@@ -1,5 +1,5 @@
-//! Maps errors of the Git transport to the closed set of reasons. The words of a server decide the reason, and are
-//! not shown.
+//! Maps errors of the Git transport to the closed set of reasons. The text of a server decides the reason, and is not
+//! shown.
 
 use std::{error::Error, io};
 
@@ -9,7 +9,7 @@ use crate::cause::{cause, tls_error};
 
 /// An error during a conversation with a server.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum TransportError {
     /// The connection broke.
     Io(io::Error),
     /// The server ended the conversation early.
@@ -17,41 +17,41 @@ pub(super) enum Failure {
     /// The server's answer is not the Git protocol, or a version that we do not support.
     Malformed(&'static str),
     /// The server refused. Its text is not shown: a sink may be pointed at any server.
-    Said(Said),
+    RefusedByServer(RefusalMeaning),
     /// The server refused with an HTTP status.
-    Refused(SinkReason, String),
+    RefusedWithStatus(SinkReason, String),
     /// What arrived could not be stored here.
-    Unstored(io::Error),
+    NotStored(io::Error),
     /// Already an error of a sink.
     Sink(SinkError),
 }
 
-impl From<SinkError> for Failure {
+impl From<SinkError> for TransportError {
     fn from(error: SinkError) -> Self {
         Self::Sink(error)
     }
 }
 
-impl From<io::Error> for Failure {
+impl From<io::Error> for TransportError {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
     }
 }
 
-impl Failure {
+impl TransportError {
     /// Converts it to the error of a sink.
     pub(super) fn into_error(self, attempt: &str) -> SinkError {
-        let said = |reason, why: &str| SinkError::new(reason, format!("{attempt}: {why}"));
+        let error = |reason, why: &str| SinkError::new(reason, format!("{attempt}: {why}"));
         match self {
             Self::Sink(known) => known,
-            Self::Io(error) => of_connection(attempt, &error),
+            Self::Io(error) => connection_error(attempt, &error),
             Self::Ended => {
-                said(SinkReason::Unreachable, "the server ended the conversation in the middle of it")
+                error(SinkReason::Unreachable, "the server ended the conversation in the middle of it")
             }
-            Self::Malformed(why) => said(SinkReason::Incompatible, why),
-            Self::Said(said_so) => said(said_so.reason(), said_so.words()),
-            Self::Refused(reason, why) => said(reason, &why),
-            Self::Unstored(error) => {
+            Self::Malformed(why) => error(SinkReason::Incompatible, why),
+            Self::RefusedByServer(meaning) => error(meaning.reason(), meaning.message()),
+            Self::RefusedWithStatus(reason, why) => error(reason, &why),
+            Self::NotStored(error) => {
                 SinkError::because(SinkReason::WriteFailed, format!("{attempt}: store what arrives"), error)
             }
         }
@@ -59,7 +59,7 @@ impl Failure {
 }
 
 /// The error of a connection that failed or broke.
-pub(super) fn of_connection(attempt: &str, error: &(dyn Error + 'static)) -> SinkError {
+pub(super) fn connection_error(attempt: &str, error: &(dyn Error + 'static)) -> SinkError {
     let reason = match tls_error(error) {
         // Alerts come from the server: it refuses our certificate, or requires one.
         Some(rustls::Error::AlertReceived(_)) => SinkReason::Forbidden,
@@ -70,9 +70,9 @@ pub(super) fn of_connection(attempt: &str, error: &(dyn Error + 'static)) -> Sin
     SinkError::new(reason, format!("{attempt}: {why}"))
 }
 
-/// The meaning of a server's refusal, found by words that servers are known to use.
+/// The meaning of a server's refusal, found by texts that servers are known to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Said {
+pub(super) enum RefusalMeaning {
     /// The branch has moved between two requests.
     NotOurRef,
     NotFound,
@@ -80,10 +80,10 @@ pub(super) enum Said {
     Other,
 }
 
-impl Said {
-    pub(super) fn of(words: &[u8]) -> Self {
-        let words = String::from_utf8_lossy(words).to_ascii_lowercase();
-        let has = |parts: &[&str]| parts.iter().any(|part| words.contains(part));
+impl RefusalMeaning {
+    pub(super) fn of(text: &[u8]) -> Self {
+        let text = String::from_utf8_lossy(text).to_ascii_lowercase();
+        let has = |parts: &[&str]| parts.iter().any(|part| text.contains(part));
         if has(&["not our ref"]) {
             Self::NotOurRef
         } else if has(&[
@@ -108,7 +108,7 @@ impl Said {
         }
     }
 
-    /// Unknown words become a reason that is retried.
+    /// Unknown texts become a reason that is retried.
     fn reason(self) -> SinkReason {
         match self {
             Self::NotOurRef => SinkReason::Busy,
@@ -118,7 +118,7 @@ impl Said {
         }
     }
 
-    fn words(self) -> &'static str {
+    fn message(self) -> &'static str {
         match self {
             Self::NotOurRef => "the branch has moved meanwhile",
             Self::NotFound => {
@@ -135,8 +135,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_of_known_servers_have_reasons() {
-        for (words, expected) in [
+    fn error_texts_of_known_servers_have_reasons() {
+        for (text, expected) in [
             ("ERROR: Repository not found.", SinkReason::Missing),
             ("fatal: '/x' does not appear to be a git repository", SinkReason::Missing),
             ("The project you were looking for could not be found", SinkReason::Missing),
@@ -145,9 +145,10 @@ mod tests {
             ("upload-pack: not our ref 1234", SinkReason::Busy),
             ("out of memory", SinkReason::WriteFailed),
         ] {
-            let error = Failure::Said(Said::of(words.as_bytes())).into_error("fetch");
-            assert_eq!(error.reason, expected, "{words}");
-            assert!(!error.to_string().contains(words), "{error}");
+            let error =
+                TransportError::RefusedByServer(RefusalMeaning::of(text.as_bytes())).into_error("fetch");
+            assert_eq!(error.reason, expected, "{text}");
+            assert!(!error.to_string().contains(text), "{error}");
         }
     }
 }

@@ -6,32 +6,32 @@ use bytes::Bytes;
 use git2::{ErrorClass, ErrorCode, Oid, Repository, Sort};
 use kollect_model::sink::{SinkError, SinkReason};
 
-use super::{Advertised, Rejected};
-use crate::Files;
+use super::{AdvertisedRefs, RejectedPush};
+use crate::FilePolicy;
 
 /// A repository, opened for each use: it may be removed and created again.
 #[derive(Clone)]
-pub(super) struct Directory {
+pub(super) struct LocalRepository {
     path: PathBuf,
 }
 
-impl fmt::Display for Directory {
+impl fmt::Display for LocalRepository {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.path.display())
     }
 }
 
-impl Directory {
-    pub(super) fn open(path: &str, files: &Files) -> Result<Self, SinkError> {
+impl LocalRepository {
+    pub(super) fn open(path: &str, files: &FilePolicy) -> Result<Self, SinkError> {
         let path = files.resolve(path).map_err(|problem| {
             SinkError::new(SinkReason::Forbidden, format!("open the repository {path}: {problem}"))
         })?;
         Ok(Self { path })
     }
 
-    pub(super) async fn refs(&self) -> Result<Advertised, SinkError> {
+    pub(super) async fn refs(&self) -> Result<AdvertisedRefs, SinkError> {
         self.run("list the refs of", |repository| {
-            let mut found = Advertised::default();
+            let mut found = AdvertisedRefs::default();
             for reference in repository.references()? {
                 let reference = reference?;
                 // Skip dangling refs: Git does not advertise them either.
@@ -72,7 +72,7 @@ impl Directory {
                 outcome = into.write_all(chunk);
                 outcome.is_ok()
             });
-            outcome.and_then(|()| into.flush()).map_err(unwritten)?;
+            outcome.and_then(|()| into.flush()).map_err(write_error)?;
             written
         })
         .await?;
@@ -86,15 +86,15 @@ impl Directory {
         old: Oid,
         new: Oid,
         pack: Bytes,
-    ) -> Result<Result<(), Rejected>, SinkError> {
+    ) -> Result<Result<(), RejectedPush>, SinkError> {
         let reference = reference.to_owned();
         self.run("push to", move |repository| {
-            let at = |repository: &Repository| match repository.find_reference(&reference) {
+            let current = |repository: &Repository| match repository.find_reference(&reference) {
                 Ok(found) => Ok(found.target()),
                 Err(error) if error.code() == ErrorCode::NotFound => Ok(None),
                 Err(error) => Err(error),
             };
-            if let Some(outcome) = Rejected::before_pushing(&reference, at(repository)?, old, new) {
+            if let Some(outcome) = RejectedPush::before_pushing(&reference, current(repository)?, old, new) {
                 return Ok(outcome);
             }
             if new.is_zero() {
@@ -104,7 +104,7 @@ impl Directory {
             }
             let odb = repository.odb()?;
             let mut writer = odb.packwriter()?;
-            writer.write_all(&pack).map_err(unwritten)?;
+            writer.write_all(&pack).map_err(write_error)?;
             writer.commit()?;
             repository.find_commit(new)?.tree()?;
             let moved = if old.is_zero() {
@@ -120,7 +120,7 @@ impl Directory {
                         ErrorCode::Modified | ErrorCode::Exists | ErrorCode::Locked | ErrorCode::NotFound
                     ) =>
                 {
-                    Ok(Err(Rejected::NonFastForward(error.message().to_owned())))
+                    Ok(Err(RejectedPush::NonFastForward(error.message().to_owned())))
                 }
                 Err(error) => Err(error),
             }
@@ -136,28 +136,28 @@ impl Directory {
     ) -> Result<T, SinkError> {
         let path = self.path.clone();
         let attempt = format!("{what} {self}");
-        let ran = tokio::task::spawn_blocking(move || work(&Repository::open_bare(path)?)).await;
-        match ran {
+        let finished = tokio::task::spawn_blocking(move || work(&Repository::open_bare(path)?)).await;
+        match finished {
             Ok(outcome) => outcome.map_err(|error| failed(&attempt, error)),
             Err(error) => Err(SinkError::because(SinkReason::WriteFailed, attempt, error)),
         }
     }
 }
 
-fn unwritten(error: std::io::Error) -> git2::Error {
+fn write_error(error: std::io::Error) -> git2::Error {
     git2::Error::new(ErrorCode::GenericError, ErrorClass::Os, error.to_string())
 }
 
 fn failed(attempt: &str, error: git2::Error) -> SinkError {
-    let whole = matches!(error.class(), ErrorClass::Repository | ErrorClass::Os);
-    let missing = whole && error.code() == ErrorCode::NotFound;
+    let is_about_repository = matches!(error.class(), ErrorClass::Repository | ErrorClass::Os);
+    let missing = is_about_repository && error.code() == ErrorCode::NotFound;
     if missing {
         return SinkError::new(
             SinkReason::Missing,
             format!("{attempt}: there is no bare repository; make one with git init --bare"),
         );
     }
-    let owned = error.code() == ErrorCode::Owner;
-    let reason = if owned { SinkReason::Forbidden } else { SinkReason::WriteFailed };
+    let has_other_owner = error.code() == ErrorCode::Owner;
+    let reason = if has_other_owner { SinkReason::Forbidden } else { SinkReason::WriteFailed };
     SinkError::because(reason, attempt, error)
 }

@@ -33,21 +33,21 @@ use tokio_rustls::TlsConnector;
 use url::{Position, Url};
 
 use super::{
-    failure::{Failure, of_connection},
-    protocol::{AGENT, Answer, Chunks, Conversation, PIECE, Request, Server, Service},
-    stream::{Attentive, SILENCE_LIMIT},
+    failure::{TransportError, connection_error},
+    protocol::{AGENT, Chunks, Conversation, GitServer, PIECE_BYTES, Service, ServiceAnswer, ServiceRequest},
+    stream::{SILENCE_LIMIT, StallLimited},
 };
 use crate::{Network, connection_task, git::remote::RemoteConfig};
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-const REDIRECTS: u32 = 5;
+const MAX_REDIRECTS: u32 = 5;
 /// How errors name a server that another one redirects to.
-const ELSEWHERE: &str = "the server that it redirects to";
+const REDIRECT_TARGET: &str = "the server that it redirects to";
 /// Environment variable that sets `forceBasicAuth` for all sinks.
 const FORCE_BASIC_AUTH: &str = "KOLLECT_GIT_FORCE_BASIC_AUTH";
 
 /// A repository on a web server.
-pub(super) struct Http {
+pub(super) struct HttpServer {
     url: Url,
     network: Network,
     tls: Option<Arc<ClientConfig>>,
@@ -57,13 +57,13 @@ pub(super) struct Http {
     authorize: AtomicBool,
 }
 
-impl fmt::Display for Http {
+impl fmt::Display for HttpServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.url)
     }
 }
 
-impl Http {
+impl HttpServer {
     pub(super) fn open(url: &Url, config: &RemoteConfig, network: &Network) -> Result<Self, SinkError> {
         let attempt = format!("open {url}");
         let wrong =
@@ -77,70 +77,79 @@ impl Http {
             value.set_sensitive(true);
             value
         });
-        let force = config.force_basic_auth
+        let authorize = config.force_basic_auth
             || std::env::var(FORCE_BASIC_AUTH).is_ok_and(|value| matches!(&*value, "1" | "true" | "yes"));
-        Ok(Self { url: url.clone(), network: network.clone(), tls, authorization, authorize: force.into() })
+        Ok(Self {
+            url: url.clone(),
+            network: network.clone(),
+            tls,
+            authorization,
+            authorize: authorize.into(),
+        })
     }
 }
 
 #[async_trait]
-impl Server for Http {
-    async fn ask(&self, service: Service) -> Result<(Box<dyn Conversation + '_>, Answer), Failure> {
-        let mut talk = Talk { http: self, base: self.url.clone(), sender: None };
-        let question = format!("info/refs?service={}", service.program());
-        for _ in 0..=REDIRECTS {
-            let response = talk.exchange(Method::GET, &question, None, Request::default()).await?;
+impl GitServer for HttpServer {
+    async fn begin(
+        &self,
+        service: Service,
+    ) -> Result<(Box<dyn Conversation + '_>, ServiceAnswer), TransportError> {
+        let mut requests = HttpRequests { http: self, base: self.url.clone(), sender: None };
+        let path = format!("info/refs?service={}", service.program());
+        for _ in 0..=MAX_REDIRECTS {
+            let response = requests.exchange(Method::GET, &path, None, ServiceRequest::default()).await?;
             if response.status().is_redirection() {
-                talk.follow(&response, &question)?;
+                requests.follow(&response, &path)?;
                 continue;
             }
-            let response = talk.good(response)?;
+            let response = requests.checked_status(response)?;
             let expected = format!("application/x-{}-advertisement", service.program());
             let found = response.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
             // A suffix such as a character set is allowed.
             if !found.starts_with(expected.as_bytes()) {
-                return Err(Failure::Malformed(
+                return Err(TransportError::Malformed(
                     "the answer is not that of a Git server; is this the address of a repository?",
                 ));
             }
-            return Ok((Box::new(talk), Answer::new(response.into_body())));
+            return Ok((Box::new(requests), ServiceAnswer::new(response.into_body())));
         }
-        Err(Failure::Malformed("the server redirects in circles"))
+        Err(TransportError::Malformed("the server redirects in circles"))
     }
 }
 
 /// Requests to one server, one after the other.
-struct Talk<'a> {
-    http: &'a Http,
+struct HttpRequests<'a> {
+    http: &'a HttpServer,
     /// The address of the repository: after a redirect, not the configured one.
     base: Url,
-    sender: Option<SendRequest<Pieces>>,
+    sender: Option<SendRequest<RequestBody>>,
 }
 
 #[async_trait]
-impl Conversation for Talk<'_> {
+impl Conversation for HttpRequests<'_> {
     async fn send(
         mut self: Box<Self>,
         service: Service,
-        request: Request,
-        advertisement: Answer,
-    ) -> Result<Answer, Failure> {
+        request: ServiceRequest,
+        advertisement: ServiceAnswer,
+    ) -> Result<ServiceAnswer, TransportError> {
         advertisement.end().await;
         let response = self.exchange(Method::POST, service.program(), Some(service), request).await?;
-        let response = self.good(response)?;
-        Ok(Answer::new(response.into_body()))
+        let response = self.checked_status(response)?;
+        Ok(ServiceAnswer::new(response.into_body()))
     }
 }
 
-impl Talk<'_> {
+impl HttpRequests<'_> {
     /// Sends a request, and sends it again with credentials if the server asks for them.
     async fn exchange(
         &mut self,
         method: Method,
         path: &str,
         service: Option<Service>,
-        body: Request,
-    ) -> Result<Response<Incoming>, Failure> {
+        body: ServiceRequest,
+    ) -> Result<Response<Incoming>, TransportError> {
         let authorized = self.authorization().is_some() && self.http.authorize.load(Ordering::Relaxed);
         let response = self.request(&method, path, service, body.clone(), authorized).await?;
         if response.status() == StatusCode::UNAUTHORIZED && !authorized && self.authorization().is_some() {
@@ -156,13 +165,13 @@ impl Talk<'_> {
         method: &Method,
         path: &str,
         service: Option<Service>,
-        body: Request,
+        body: ServiceRequest,
         authorized: bool,
-    ) -> Result<Response<Incoming>, Failure> {
-        let target = format!("{}/{path}", &self.base[Position::BeforePath..Position::AfterPath]);
+    ) -> Result<Response<Incoming>, TransportError> {
+        let uri = format!("{}/{path}", &self.base[Position::BeforePath..Position::AfterPath]);
         let mut request = hyper::Request::builder()
             .method(method)
-            .uri(target)
+            .uri(uri)
             .header(HOST, &self.base[Position::BeforeHost..Position::AfterPort])
             .header(USER_AGENT, AGENT);
         if let Some(service) = service {
@@ -175,14 +184,14 @@ impl Talk<'_> {
             request = request.header(AUTHORIZATION, authorization);
         }
         let request = request
-            .body(Pieces(body))
-            .map_err(|_| Failure::Malformed("the address has characters that HTTP does not take"))?;
+            .body(RequestBody(body))
+            .map_err(|_| TransportError::Malformed("the address has characters that HTTP does not take"))?;
         let sender = self.sender().await?;
         sender.send_request(request).await.map_err(broken)
     }
 
     /// The connection; a new one if the last one cannot be used any more.
-    async fn sender(&mut self) -> Result<&mut SendRequest<Pieces>, Failure> {
+    async fn sender(&mut self) -> Result<&mut SendRequest<RequestBody>, TransportError> {
         let mut usable = None;
         if let Some(mut sender) = self.sender.take()
             && sender.ready().await.is_ok()
@@ -196,19 +205,19 @@ impl Talk<'_> {
         Ok(self.sender.insert(sender))
     }
 
-    async fn connect(&self) -> Result<SendRequest<Pieces>, Failure> {
+    async fn connect(&self) -> Result<SendRequest<RequestBody>, TransportError> {
         let host = self.base.host_str().unwrap_or_default();
         let port = self.base.port_or_known_default().unwrap_or_default();
         // The target of a redirect is text from a server and is not shown.
-        let shown = self.is_elsewhere().then_some(ELSEWHERE);
+        let shown = self.is_redirected().then_some(REDIRECT_TARGET);
         let stream = self.http.network.connect_as(shown, host, port, CONNECT_LIMIT).await?;
-        let stream = Attentive::new(stream, SILENCE_LIMIT);
+        let stream = StallLimited::new(stream, SILENCE_LIMIT);
         match (&self.http.tls, self.base.scheme()) {
             (Some(tls), "https") => {
                 let stream = encrypted(tls.clone(), host, port, shown, stream).await?;
                 handshake(TokioIo::new(stream)).await
             }
-            (None, "https") => Err(Failure::Malformed(
+            (None, "https") => Err(TransportError::Malformed(
                 "the server redirects to https://; write the address that it names into spec.endpoint",
             )),
             _ => handshake(TokioIo::new(stream)).await,
@@ -216,34 +225,38 @@ impl Talk<'_> {
     }
 
     /// Whether a redirect has led to another server.
-    fn is_elsewhere(&self) -> bool {
+    fn is_redirected(&self) -> bool {
         self.base.origin() != self.http.url.origin()
     }
 
     /// User and password, only for the configured server.
     fn authorization(&self) -> Option<&HeaderValue> {
-        self.http.authorization.as_ref().filter(|_| !self.is_elsewhere())
+        self.http.authorization.as_ref().filter(|_| !self.is_redirected())
     }
 
     /// Follows a redirect, if its target is the same request to a repository. HTTPS is never left for HTTP.
-    fn follow(&mut self, response: &Response<Incoming>, question: &str) -> Result<(), Failure> {
+    fn follow(&mut self, response: &Response<Incoming>, path: &str) -> Result<(), TransportError> {
         let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
-        let asked = format!("{}/{question}", self.base);
-        let next = location.and_then(|location| Url::parse(&asked).ok()?.join(location).ok());
+        let requested = format!("{}/{path}", self.base);
+        let next = location.and_then(|location| Url::parse(&requested).ok()?.join(location).ok());
         let base = next.and_then(|mut next| {
             next.set_fragment(None);
             next.set_username("").ok()?;
             next.set_password(None).ok()?;
-            Url::parse(next.as_str().strip_suffix(&format!("/{question}"))?).ok()
+            Url::parse(next.as_str().strip_suffix(&format!("/{path}"))?).ok()
         });
         let Some(base) = base else {
-            return Err(Failure::Malformed(
+            return Err(TransportError::Malformed(
                 "the server redirects to something that is no repository, such as a page to log in",
             ));
         };
         match (self.base.scheme(), base.scheme()) {
             (_, "https") | ("http", "http") => {}
-            _ => return Err(Failure::Malformed("the server redirects from https:// to something else")),
+            _ => {
+                return Err(TransportError::Malformed(
+                    "the server redirects from https:// to something else",
+                ));
+            }
         }
         if base.origin() != self.base.origin() {
             self.sender = None;
@@ -253,14 +266,14 @@ impl Talk<'_> {
     }
 
     /// The response, or an error by its status.
-    fn good(&self, response: Response<Incoming>) -> Result<Response<Incoming>, Failure> {
+    fn checked_status(&self, response: Response<Incoming>) -> Result<Response<Incoming>, TransportError> {
         let status = response.status();
         if status == StatusCode::OK {
             return Ok(response);
         }
-        let elsewhere = self.is_elsewhere();
+        let redirected = self.is_redirected();
         let (reason, why) = match status {
-            StatusCode::UNAUTHORIZED if elsewhere => (
+            StatusCode::UNAUTHORIZED if redirected => (
                 SinkReason::Forbidden,
                 "the server redirects to another one, which asks for credentials, and these are for their own \
                  server only; write the address of the other one into spec.endpoint",
@@ -289,8 +302,8 @@ impl Talk<'_> {
             _ if status.is_server_error() => (SinkReason::Unreachable, "the server failed"),
             _ => (SinkReason::Incompatible, "the server answers something unexpected"),
         };
-        let place = if elsewhere { "after a redirect: " } else { "" };
-        Err(Failure::Refused(reason, format!("{place}{why} (HTTP {})", status.as_u16())))
+        let prefix = if redirected { "after a redirect: " } else { "" };
+        Err(TransportError::RefusedWithStatus(reason, format!("{prefix}{why} (HTTP {})", status.as_u16())))
     }
 }
 
@@ -299,48 +312,48 @@ async fn encrypted(
     host: &str,
     port: u16,
     shown: Option<&str>,
-    stream: Attentive<TcpStream>,
-) -> Result<tokio_rustls::client::TlsStream<Attentive<TcpStream>>, Failure> {
+    stream: StallLimited<TcpStream>,
+) -> Result<tokio_rustls::client::TlsStream<StallLimited<TcpStream>>, TransportError> {
     let attempt = match shown {
         Some(shown) => format!("connect to {shown} with TLS"),
         None => format!("connect to {host} port {port} with TLS"),
     };
-    let plain = host.trim_start_matches('[').trim_end_matches(']');
-    let name = ServerName::try_from(plain.to_owned())
-        .map_err(|_| Failure::Malformed("the host is not a name that a certificate can have"))?;
+    let without_brackets = host.trim_start_matches('[').trim_end_matches(']');
+    let name = ServerName::try_from(without_brackets.to_owned())
+        .map_err(|_| TransportError::Malformed("the host is not a name that a certificate can have"))?;
     match timeout(CONNECT_LIMIT, TlsConnector::from(tls).connect(name, stream)).await {
-        Ok(connected) => connected.map_err(|error| of_connection(&attempt, &error).into()),
+        Ok(connected) => connected.map_err(|error| connection_error(&attempt, &error).into()),
         Err(_) => {
             Err(SinkError::new(SinkReason::Unreachable, format!("{attempt}: no answer in time")).into())
         }
     }
 }
 
-async fn handshake<S>(stream: TokioIo<S>) -> Result<SendRequest<Pieces>, Failure>
+async fn handshake<S>(stream: TokioIo<S>) -> Result<SendRequest<RequestBody>, TransportError>
 where
     TokioIo<S>: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
 {
     let (sender, connection) = http1::handshake(stream).await.map_err(broken)?;
     // Ends with the last request. Errors are reported to the task that waits for the answer.
-    let drive = async move {
+    let run_connection = async move {
         connection.await.ok();
     };
-    drop(connection_task::spawn("drive an HTTP connection", drive).detach());
+    drop(connection_task::spawn("drive an HTTP connection", run_connection).detach());
     Ok(sender)
 }
 
-fn broken(error: hyper::Error) -> Failure {
-    Failure::Io(std::io::Error::other(error))
+fn broken(error: hyper::Error) -> TransportError {
+    TransportError::Io(std::io::Error::other(error))
 }
 
 fn tls(config: &RemoteConfig) -> Result<ClientConfig, String> {
-    let own = config.credentials.as_ref().and_then(|credentials| credentials.identity.as_ref());
-    config.trust.client_config(None, own)
+    let certificate = config.credentials.as_ref().and_then(|credentials| credentials.identity.as_ref());
+    config.trust.client_config(None, certificate)
 }
 
 #[async_trait]
 impl Chunks for Incoming {
-    async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
+    async fn next(&mut self) -> Result<Option<Bytes>, TransportError> {
         loop {
             match self.frame().await {
                 None => return Ok(None),
@@ -356,9 +369,9 @@ impl Chunks for Incoming {
 }
 
 /// A request as an HTTP body, sent in pieces and never copied as a whole.
-struct Pieces(Request);
+struct RequestBody(ServiceRequest);
 
-impl Body for Pieces {
+impl Body for RequestBody {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
@@ -366,12 +379,12 @@ impl Body for Pieces {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        let Request { head, pack } = &mut self.0;
+        let ServiceRequest { head, pack } = &mut self.0;
         let part = if head.is_empty() { pack } else { head };
         if part.is_empty() {
             return Poll::Ready(None);
         }
-        let piece = part.split_to(part.len().min(PIECE));
+        let piece = part.split_to(part.len().min(PIECE_BYTES));
         Poll::Ready(Some(Ok(Frame::data(piece))))
     }
 

@@ -13,7 +13,7 @@ const SSH_PORT: u16 = 22;
 pub(in crate::git) struct KnownHosts(Vec<Entry>);
 
 impl KnownHosts {
-    /// Parses a file. Lines that cannot be parsed, such as unknown kinds of keys, are skipped; with a marker (`@`) they
+    /// Parses a file. Lines that cannot be parsed, such as unknown types of keys, are skipped; with a marker (`@`) they
     /// are an error.
     pub(in crate::git) fn parse(text: &str) -> Result<Self, String> {
         let mut entries = Vec::new();
@@ -40,63 +40,65 @@ impl KnownHosts {
         Ok(Self(entries))
     }
 
-    /// The kinds of keys that are known for the host. The server is asked for one of these.
+    /// The algorithms of the keys that are known for the host. The server is asked for one of these.
     pub(super) fn algorithms(&self, host: &str, port: u16) -> Vec<Algorithm> {
         let mut found = Vec::new();
-        for entry in self.of(host, port).filter(|entry| entry.marker().is_none()) {
-            let kinds = match entry.public_key().algorithm() {
+        for entry in self.entries_of(host, port).filter(|entry| entry.marker().is_none()) {
+            let algorithms = match entry.public_key().algorithm() {
                 // One RSA key has several signature algorithms; the oldest, with SHA-1, is broken.
                 Algorithm::Rsa { .. } => [HashAlg::Sha512, HashAlg::Sha256]
                     .map(|hash| Algorithm::Rsa { hash: Some(hash) })
                     .to_vec(),
                 other => vec![other],
             };
-            found.extend(kinds.into_iter().filter(|kind| !found.contains(kind)).collect::<Vec<_>>());
+            found.extend(
+                algorithms.into_iter().filter(|algorithm| !found.contains(algorithm)).collect::<Vec<_>>(),
+            );
         }
         found
     }
 
     /// Returns an error unless the key that a server presents belongs to the host.
-    pub(super) fn check(&self, host: &str, port: u16, shown: &PublicKey) -> Result<(), String> {
-        let print = shown.fingerprint(HashAlg::Sha256);
-        let is_shown = |entry: &&Entry| entry.public_key().key_data() == shown.key_data();
+    pub(super) fn check(&self, host: &str, port: u16, presented: &PublicKey) -> Result<(), String> {
+        let fingerprint = presented.fingerprint(HashAlg::Sha256);
+        let is_presented = |entry: &&Entry| entry.public_key().key_data() == presented.key_data();
         let revoked = |entry: &&Entry| entry.marker() == Some(&Marker::Revoked);
-        if self.of_any_port(host, port).filter(revoked).any(|entry| is_shown(&entry)) {
-            return Err(format!("the server shows the key {print}, which known_hosts calls revoked"));
+        if self.entries_of_any_port(host, port).filter(revoked).any(|entry| is_presented(&entry)) {
+            return Err(format!("the server shows the key {fingerprint}, which known_hosts calls revoked"));
         }
-        let mut keys = self.of(host, port).filter(|entry| entry.marker().is_none()).peekable();
-        let only_others = keys.peek().is_none();
-        if keys.any(|entry| is_shown(&entry)) {
+        let mut keys = self.entries_of(host, port).filter(|entry| entry.marker().is_none()).peekable();
+        let has_keys = keys.peek().is_some();
+        if keys.any(|entry| is_presented(&entry)) {
             return Ok(());
         }
-        let kind = shown.algorithm();
-        Err(if !only_others {
+        let algorithm = presented.algorithm();
+        Err(if has_keys {
             format!(
-                "the key of the host has CHANGED, or another server answers: the server shows {kind} {print}, \
-                 and known_hosts has other keys for it; if the change is right, put the new line of \
+                "the key of the host has CHANGED, or another server answers: the server shows {algorithm} \
+                 {fingerprint}, and known_hosts has other keys for it; if the change is right, put the new line of \
                  ssh-keyscan into the Secret"
             )
-        } else if self.of(host, port).next().is_some() {
+        } else if self.entries_of(host, port).next().is_some() {
             "known_hosts has only authorities or revoked keys for the host, and certificates of hosts are not \
              supported; add the key of the host itself"
                 .to_owned()
         } else {
             format!(
-                "the host is UNKNOWN: known_hosts has no line for it, and the server shows {kind} {print}; \
-                 add its line of ssh-keyscan to the Secret if that is right"
+                "the host is UNKNOWN: known_hosts has no line for it, and the server shows {algorithm} \
+                 {fingerprint}; add its line of ssh-keyscan to the Secret if that is right"
             )
         })
     }
 
     /// Entries for the host with that port; if there are none, entries for the host alone.
-    fn of(&self, host: &str, port: u16) -> impl Iterator<Item = &Entry> {
+    fn entries_of(&self, host: &str, port: u16) -> impl Iterator<Item = &Entry> {
         let [with_port, alone] = names(host, port);
-        let is_there = self.0.iter().any(|entry| matches(entry, &with_port));
-        let name = if is_there { with_port } else { alone };
+        let has_port_entries = self.0.iter().any(|entry| matches(entry, &with_port));
+        let name = if has_port_entries { with_port } else { alone };
         self.0.iter().filter(move |entry| matches(entry, &name))
     }
 
-    fn of_any_port(&self, host: &str, port: u16) -> impl Iterator<Item = &Entry> {
+    fn entries_of_any_port(&self, host: &str, port: u16) -> impl Iterator<Item = &Entry> {
         let names = names(host, port);
         self.0.iter().filter(move |entry| names.iter().any(|name| matches(entry, name)))
     }
@@ -116,37 +118,38 @@ fn matches(entry: &Entry, name: &str) -> bool {
             hmac::verify(&key, name.as_bytes(), hash).is_ok()
         }
         HostPatterns::Patterns(patterns) => {
-            let is = |pattern: &str| fits(pattern.to_ascii_lowercase().as_bytes(), name.as_bytes());
-            let refused = patterns.iter().filter_map(|pattern| pattern.strip_prefix('!')).any(is);
-            !refused && patterns.iter().any(|pattern| !pattern.starts_with('!') && is(pattern))
+            let matches_name =
+                |pattern: &str| matches_pattern(pattern.to_ascii_lowercase().as_bytes(), name.as_bytes());
+            let refused = patterns.iter().filter_map(|pattern| pattern.strip_prefix('!')).any(matches_name);
+            !refused && patterns.iter().any(|pattern| !pattern.starts_with('!') && matches_name(pattern))
         }
     }
 }
 
 /// `*` matches any characters and `?` one. Backtracks to the last star only, so that no pattern takes long.
-fn fits(pattern: &[u8], name: &[u8]) -> bool {
-    let (mut p, mut n) = (0, 0);
+fn matches_pattern(pattern: &[u8], name: &[u8]) -> bool {
+    let (mut pattern_index, mut name_index) = (0, 0);
     let mut star = None;
-    while n < name.len() {
-        match pattern.get(p) {
+    while name_index < name.len() {
+        match pattern.get(pattern_index) {
             Some(b'*') => {
-                star = Some((p, n));
-                p += 1;
+                star = Some((pattern_index, name_index));
+                pattern_index += 1;
             }
-            Some(wanted) if *wanted == b'?' || *wanted == name[n] => {
-                p += 1;
-                n += 1;
+            Some(wanted) if *wanted == b'?' || *wanted == name[name_index] => {
+                pattern_index += 1;
+                name_index += 1;
             }
             _ => match star {
-                Some((at, from)) => {
-                    star = Some((at, from + 1));
-                    (p, n) = (at + 1, from + 1);
+                Some((star_index, name_start)) => {
+                    star = Some((star_index, name_start + 1));
+                    (pattern_index, name_index) = (star_index + 1, name_start + 1);
                 }
                 None => return false,
             },
         }
     }
-    pattern[p.min(pattern.len())..].iter().all(|rest| *rest == b'*')
+    pattern[pattern_index.min(pattern.len())..].iter().all(|byte| *byte == b'*')
 }
 
 #[cfg(test)]
@@ -156,7 +159,7 @@ mod tests {
     const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIB9dG4kjRhQTtWTVzd2t27+t0DEHBPW7iOD23TUiYLio";
     const OTHER: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGPKSUTyz1HwHReFVvD5obVsALAgJRNarH4TRpNePnAS";
 
-    fn verdict(file: &str, host: &str, port: u16) -> Result<(), String> {
+    fn check(file: &str, host: &str, port: u16) -> Result<(), String> {
         KnownHosts::parse(file)?.check(host, port, &KEY.parse().unwrap())
     }
 
@@ -173,7 +176,7 @@ mod tests {
             ("[*.example]:2222", "git.example", 2222),
             ("[::1]:2222", "[::1]", 2222),
         ] {
-            assert_eq!(verdict(&format!("{line} {KEY}"), host, port), Ok(()), "{line}");
+            assert_eq!(check(&format!("{line} {KEY}"), host, port), Ok(()), "{line}");
         }
         for (line, host, port) in [
             ("git.example", "git.example.org", 22),
@@ -182,12 +185,12 @@ mod tests {
             ("*.example", "example", 22),
             ("g?t.example", "gt.example", 22),
         ] {
-            let problem = verdict(&format!("{line} {KEY}"), host, port).unwrap_err();
+            let problem = check(&format!("{line} {KEY}"), host, port).unwrap_err();
             assert!(problem.contains("UNKNOWN"), "{line}: {problem}");
         }
         let hashed = hashed("git.example");
-        assert_eq!(verdict(&format!("{hashed} {KEY}"), "git.example", 22), Ok(()));
-        assert!(verdict(&format!("{hashed} {KEY}"), "git2.example", 22).is_err());
+        assert_eq!(check(&format!("{hashed} {KEY}"), "git.example", 22), Ok(()));
+        assert!(check(&format!("{hashed} {KEY}"), "git2.example", 22).is_err());
     }
 
     fn hashed(name: &str) -> String {
@@ -198,20 +201,20 @@ mod tests {
     }
 
     #[test]
-    fn several_keys_revoked_ones_and_authorities() {
+    fn one_of_several_keys_is_enough_and_revoked_keys_and_authorities_are_refused() {
         let several = format!("h {OTHER}\nh {KEY}\n");
-        assert_eq!(verdict(&several, "h", 22), Ok(()));
-        let changed = verdict(&format!("h {OTHER}"), "h", 22).unwrap_err();
+        assert_eq!(check(&several, "h", 22), Ok(()));
+        let changed = check(&format!("h {OTHER}"), "h", 22).unwrap_err();
         assert!(changed.contains("CHANGED"), "{changed}");
-        let revoked = verdict(&format!("h {KEY}\n@revoked * {KEY}"), "h", 22).unwrap_err();
+        let revoked = check(&format!("h {KEY}\n@revoked * {KEY}"), "h", 22).unwrap_err();
         assert!(revoked.contains("revoked"), "{revoked}");
-        let authority = verdict(&format!("@cert-authority h {KEY}"), "h", 22).unwrap_err();
+        let authority = check(&format!("@cert-authority h {KEY}"), "h", 22).unwrap_err();
         assert!(authority.contains("certificates of hosts are not supported"), "{authority}");
-        assert_eq!(verdict(&format!("@cert-authority h {OTHER}\nh\t{KEY} comment"), "h", 22), Ok(()));
+        assert_eq!(check(&format!("@cert-authority h {OTHER}\nh\t{KEY} comment"), "h", 22), Ok(()));
     }
 
     #[test]
-    fn what_cannot_be_read_is_said() {
+    fn a_known_hosts_file_that_cannot_be_read_is_an_error_that_says_why() {
         for (text, part) in [
             ("", "no line"),
             ("# nothing\n\n", "no line"),

@@ -71,7 +71,7 @@ fn check_work(text: &str) -> Result<(), String> {
     if let Ok(key) = PrivateKey::from_bytes(&body)
         && let Kdf::Bcrypt { rounds, .. } = key.kdf()
     {
-        return within("rounds of bcrypt", (*rounds).into(), MAX_BCRYPT_ROUNDS.into(), WITH_SSH_KEYGEN);
+        return check_limit("rounds of bcrypt", (*rounds).into(), MAX_BCRYPT_ROUNDS.into(), WITH_SSH_KEYGEN);
     }
     if let Ok(key) = EncryptedPrivateKeyInfoRef::try_from(&*body)
         && let Some(scheme) = key.encryption_algorithm.pbes2()
@@ -84,11 +84,11 @@ fn check_work(text: &str) -> Result<(), String> {
 fn check_pkcs8(kdf: &pbes2::Kdf) -> Result<(), String> {
     if let Some(pbkdf2) = kdf.pbkdf2() {
         let iterations = pbkdf2.iteration_count.into();
-        within("iterations of PBKDF2", iterations, MAX_PBKDF2_ITERATIONS.into(), WITH_SSH_KEYGEN)
+        check_limit("iterations of PBKDF2", iterations, MAX_PBKDF2_ITERATIONS.into(), WITH_SSH_KEYGEN)
     } else if let Some(scrypt) = kdf.scrypt() {
         let factors = [128, scrypt.block_size.into(), scrypt.parallelization.into()];
         let bytes = factors.into_iter().fold(scrypt.cost_parameter, u64::saturating_mul);
-        within("bytes of scrypt", bytes, MAX_SCRYPT_BYTES, WITH_SSH_KEYGEN)
+        check_limit("bytes of scrypt", bytes, MAX_SCRYPT_BYTES, WITH_SSH_KEYGEN)
     } else {
         Err(UNREADABLE.into())
     }
@@ -101,17 +101,17 @@ fn check_putty(text: &str) -> Result<(), String> {
         values.map(|value| value.parse().unwrap_or(u64::MAX)).max().unwrap_or(0)
     };
     let (memory, passes) = (number("Argon2-Memory"), number("Argon2-Passes"));
-    within("KiB of Argon2", memory, MAX_ARGON2_KIB, WITH_PUTTYGEN)?;
-    let in_all = memory.saturating_mul(passes);
-    within("KiB of Argon2 in all passes", in_all, MAX_ARGON2_KIB_IN_ALL_PASSES, WITH_PUTTYGEN)
+    check_limit("KiB of Argon2", memory, MAX_ARGON2_KIB, WITH_PUTTYGEN)?;
+    let in_all_passes = memory.saturating_mul(passes);
+    check_limit("KiB of Argon2 in all passes", in_all_passes, MAX_ARGON2_KIB_IN_ALL_PASSES, WITH_PUTTYGEN)
 }
 
-fn within(what: &str, asked: u64, most: u64, command: &str) -> Result<(), String> {
-    if asked <= most {
+fn check_limit(what: &str, needed: u64, limit: u64, command: &str) -> Result<(), String> {
+    if needed <= limit {
         return Ok(());
     }
     Err(format!(
-        "a private key whose passphrase takes {asked} {what}, at most {most} are allowed; write the key \
+        "a private key whose passphrase takes {needed} {what}, at most {limit} are allowed; write the key \
          anew with {command}"
     ))
 }
@@ -128,23 +128,23 @@ mod tests {
 
     /// A key that no passphrase decrypts, in the format of `ssh-keygen`.
     fn openssh(rounds: u32) -> String {
-        fn put(bytes: &mut Vec<u8>, text: &[u8]) {
+        fn push_text(bytes: &mut Vec<u8>, text: &[u8]) {
             bytes.extend(u32::try_from(text.len()).unwrap().to_be_bytes());
             bytes.extend(text);
         }
         let mut options = Vec::new();
-        put(&mut options, &[7; 16]);
+        push_text(&mut options, &[7; 16]);
         options.extend(rounds.to_be_bytes());
         let mut public = Vec::new();
-        put(&mut public, b"ssh-ed25519");
-        put(&mut public, &[9; 32]);
+        push_text(&mut public, b"ssh-ed25519");
+        push_text(&mut public, &[9; 32]);
         let mut key = b"openssh-key-v1\0".to_vec();
-        put(&mut key, b"aes256-ctr");
-        put(&mut key, b"bcrypt");
-        put(&mut key, &options);
+        push_text(&mut key, b"aes256-ctr");
+        push_text(&mut key, b"bcrypt");
+        push_text(&mut key, &options);
         key.extend(1_u32.to_be_bytes());
-        put(&mut key, &public);
-        put(&mut key, &[5; 160]);
+        push_text(&mut key, &public);
+        push_text(&mut key, &[5; 160]);
         pem("OPENSSH PRIVATE KEY", &key)
     }
 
@@ -158,13 +158,13 @@ mod tests {
         pkcs8(pbes2::Parameters::generate_pbkdf2_sha256_aes256cbc(iterations, &[1; 16], [2; 16]).unwrap())
     }
 
-    /// With a cost of 2 to the power of `log_n`.
-    fn scrypt(log_n: u8, r: u16, p: u16) -> String {
+    /// With a cost of 2 to the power of `log_cost`.
+    fn scrypt(log_cost: u8, block_size: u16, parallelization: u16) -> String {
         let kdf = pbes2::ScryptParams {
             salt: pbes2::Salt::new([1; 16]).unwrap(),
-            cost_parameter: 1 << log_n,
-            block_size: r,
-            parallelization: p,
+            cost_parameter: 1 << log_cost,
+            block_size,
+            parallelization,
             key_length: None,
         };
         let encryption = pbes2::EncryptionScheme::Aes256Cbc { iv: [2; 16] };
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_passphrase_that_takes_too_much_work_is_refused_before_any_of_it() {
+    fn a_key_whose_passphrase_takes_too_much_work_is_refused_before_decryption() {
         for (key, work) in [
             (
                 openssh(MAX_BCRYPT_ROUNDS + 1),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn usual_work_is_done_and_the_passphrase_judged() {
+    fn a_key_with_usual_work_is_decrypted_and_a_wrong_passphrase_is_an_error() {
         for key in [openssh(1), pbkdf2(2_048), putty("64", "1")] {
             let problem = private_key(&key, Some("hunter2")).unwrap_err();
             assert!(problem.contains("does not open"), "{problem}");

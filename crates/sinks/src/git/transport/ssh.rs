@@ -17,25 +17,25 @@ use russh::{
 use tokio::time::timeout;
 
 use super::{
-    failure::{Failure, Said, of_connection},
+    failure::{RefusalMeaning, TransportError, connection_error},
     known_hosts::KnownHosts,
-    protocol::{Answer, Chunks, Conversation, PIECE, Request, Server, Service},
-    stream::{Attentive, SILENCE_LIMIT},
+    protocol::{Chunks, Conversation, GitServer, PIECE_BYTES, Service, ServiceAnswer, ServiceRequest},
+    stream::{SILENCE_LIMIT, StallLimited},
 };
 use crate::{
     Network, connection_task,
-    git::remote::{Address, SshCredentials},
+    git::remote::{RepositoryAddress, SshCredentials},
 };
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// How long to wait for the error of a connection that has ended.
-const LAST_WORDS_LIMIT: Duration = Duration::from_secs(1);
+const FINAL_ERROR_LIMIT: Duration = Duration::from_secs(1);
 /// Maximum size of a server's messages for people.
-const WORDS_LIMIT: usize = 8 << 10;
+const MESSAGES_LIMIT: usize = 8 << 10;
 
 /// A repository behind an SSH server.
-pub(super) struct Ssh {
-    address: Address,
+pub(super) struct SshServer {
+    address: RepositoryAddress,
     host: String,
     port: u16,
     path: String,
@@ -46,22 +46,23 @@ pub(super) struct Ssh {
     network: Network,
 }
 
-impl fmt::Display for Ssh {
+impl fmt::Display for SshServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.address)
     }
 }
 
-impl Ssh {
+impl SshServer {
     pub(super) fn open(
-        address: &Address,
+        address: &RepositoryAddress,
         credentials: Option<&SshCredentials>,
         trust_any_server: bool,
         network: &Network,
     ) -> Result<Self, SinkError> {
         let wrong =
             |problem: &str| SinkError::new(SinkReason::Incompatible, format!("open {address}: {problem}"));
-        let (Address::Ssh { host, port, path, .. }, Some(credentials)) = (address, credentials) else {
+        let (RepositoryAddress::Ssh { host, port, path, .. }, Some(credentials)) = (address, credentials)
+        else {
             return Err(wrong("there is no key for SSH"));
         };
         let known = (!trust_any_server).then(|| KnownHosts::parse(&credentials.known_hosts)).transpose();
@@ -79,26 +80,35 @@ impl Ssh {
     }
 
     /// A connection to a checked host, authenticated as the user.
-    async fn connect(&self) -> Result<Handle<Doorkeeper>, Failure> {
+    async fn connect(&self) -> Result<Handle<HostKeyCheck>, TransportError> {
         let attempt = format!("connect to {} port {} with SSH", self.host, self.port);
-        let failed = |trouble: Trouble| Failure::Sink(trouble.into_error(&attempt));
+        let failed = |error: SshError| TransportError::Sink(error.into_error(&attempt));
         let stream = self.network.connect(&self.host, self.port, CONNECT_LIMIT).await?;
-        let stream = Attentive::new(stream, SILENCE_LIMIT);
+        let stream = StallLimited::new(stream, SILENCE_LIMIT);
         let mut config = client::Config::default();
         if let Some(known) = &self.known {
-            let mut kinds = known.algorithms(&self.host, self.port);
-            kinds.extend(
-                config.preferred.key.iter().filter(|kind| !kinds.contains(kind)).cloned().collect::<Vec<_>>(),
+            let mut algorithms = known.algorithms(&self.host, self.port);
+            algorithms.extend(
+                config
+                    .preferred
+                    .key
+                    .iter()
+                    .filter(|algorithm| !algorithms.contains(algorithm))
+                    .cloned()
+                    .collect::<Vec<_>>(),
             );
-            config.preferred.key = kinds.into();
+            config.preferred.key = algorithms.into();
         }
-        let doorkeeper = Doorkeeper { known: self.known.clone(), host: self.host.clone(), port: self.port };
-        let connected = client::connect_stream(Arc::new(config), stream, doorkeeper);
-        let mut handle =
-            timeout(CONNECT_LIMIT, connected).await.unwrap_or_else(|_| Err(Trouble::Late)).map_err(failed)?;
+        let host_key_check =
+            HostKeyCheck { known: self.known.clone(), host: self.host.clone(), port: self.port };
+        let connected = client::connect_stream(Arc::new(config), stream, host_key_check);
+        let mut handle = timeout(CONNECT_LIMIT, connected)
+            .await
+            .unwrap_or_else(|_| Err(SshError::TimedOut))
+            .map_err(failed)?;
         let accepted = timeout(CONNECT_LIMIT, self.authenticate(&mut handle))
             .await
-            .unwrap_or(Err(Trouble::Late))
+            .unwrap_or(Err(SshError::TimedOut))
             .map_err(failed)?;
         if !accepted.success() {
             let why = format!(
@@ -112,7 +122,7 @@ impl Ssh {
         Ok(handle)
     }
 
-    async fn authenticate(&self, handle: &mut Handle<Doorkeeper>) -> Result<AuthResult, Trouble> {
+    async fn authenticate(&self, handle: &mut Handle<HostKeyCheck>) -> Result<AuthResult, SshError> {
         // RSA keys have several signature algorithms; the oldest, with SHA-1, is broken.
         let hash = if self.key.algorithm().is_rsa() {
             handle.best_supported_rsa_hash().await?.flatten().or(Some(HashAlg::Sha512))
@@ -125,8 +135,11 @@ impl Ssh {
 }
 
 #[async_trait]
-impl Server for Ssh {
-    async fn ask(&self, service: Service) -> Result<(Box<dyn Conversation + '_>, Answer), Failure> {
+impl GitServer for SshServer {
+    async fn begin(
+        &self,
+        service: Service,
+    ) -> Result<(Box<dyn Conversation + '_>, ServiceAnswer), TransportError> {
         let handle = self.connect().await?;
         let opened = async {
             let channel = handle.channel_open_session().await?;
@@ -135,35 +148,35 @@ impl Server for Ssh {
             Ok::<_, russh::Error>(channel.split())
         };
         let (read, write) = opened.await.map_err(broken)?;
-        let listened = Arc::new(());
-        let sending = Sending { write, listened: Arc::downgrade(&listened) };
-        let receiving = Receiving { read, handle, words: Vec::new(), _listened: listened };
-        Ok((Box::new(sending), Answer::new(receiving)))
+        let alive = Arc::new(());
+        let sender = SshSender { write, receiver_alive: Arc::downgrade(&alive) };
+        let receiver = SshReceiver { read, handle, messages: Vec::new(), _alive: alive };
+        Ok((Box::new(sender), ServiceAnswer::new(receiver)))
     }
 }
 
 /// The sending half of a conversation with the remote program.
-struct Sending {
+struct SshSender {
     write: ChannelWriteHalf<Msg>,
     /// Expires when no task waits for the answer any more.
-    listened: Weak<()>,
+    receiver_alive: Weak<()>,
 }
 
 #[async_trait]
-impl Conversation for Sending {
+impl Conversation for SshSender {
     async fn send(
         self: Box<Self>,
         _: Service,
-        request: Request,
-        advertisement: Answer,
-    ) -> Result<Answer, Failure> {
+        request: ServiceRequest,
+        advertisement: ServiceAnswer,
+    ) -> Result<ServiceAnswer, TransportError> {
         // In a task beside the reading: the remote program may send before it has read everything, and must not block.
         let send = async move {
-            let Request { head, mut pack } = request;
-            let is_listened = || self.listened.strong_count() > 0;
+            let ServiceRequest { head, mut pack } = request;
+            let has_receiver = || self.receiver_alive.strong_count() > 0;
             let mut sent = self.write.data_bytes(head).await;
-            while !pack.is_empty() && sent.is_ok() && is_listened() {
-                sent = self.write.data_bytes(pack.split_to(pack.len().min(PIECE))).await;
+            while !pack.is_empty() && sent.is_ok() && has_receiver() {
+                sent = self.write.data_bytes(pack.split_to(pack.len().min(PIECE_BYTES))).await;
             }
             // If sending failed, the program has ended, and the task that reads the answer gets the reason.
         };
@@ -173,47 +186,53 @@ impl Conversation for Sending {
 }
 
 /// The receiving half of a conversation with the remote program.
-struct Receiving {
+struct SshReceiver {
     read: ChannelReadHalf,
     /// Dropping it closes the connection.
-    handle: Handle<Doorkeeper>,
+    handle: Handle<HostKeyCheck>,
     /// Messages of the program for people.
-    words: Vec<u8>,
-    _listened: Arc<()>,
+    messages: Vec<u8>,
+    /// Expires the sender's reference when it is dropped.
+    _alive: Arc<()>,
 }
 
 #[async_trait]
-impl Chunks for Receiving {
-    async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
-        let mut good = false;
+impl Chunks for SshReceiver {
+    async fn next(&mut self) -> Result<Option<Bytes>, TransportError> {
+        let mut succeeded = false;
         loop {
             match self.read.wait().await {
                 Some(ChannelMsg::Data { data }) => return Ok(Some(data)),
                 Some(ChannelMsg::ExtendedData { data, .. }) => {
-                    let room = WORDS_LIMIT.saturating_sub(self.words.len()).min(data.len());
-                    self.words.extend_from_slice(&data[..room]);
+                    let length = MESSAGES_LIMIT.saturating_sub(self.messages.len()).min(data.len());
+                    self.messages.extend_from_slice(&data[..length]);
                 }
-                Some(ChannelMsg::ExitStatus { exit_status }) => good = exit_status == 0,
+                Some(ChannelMsg::ExitStatus { exit_status }) => succeeded = exit_status == 0,
                 Some(ChannelMsg::Failure) => {
                     // The server does not allow to run a program.
-                    return Err(Failure::Said(Said::Denied));
+                    return Err(TransportError::RefusedByServer(RefusalMeaning::Denied));
                 }
                 Some(ChannelMsg::Close) => break,
                 Some(_) => {}
                 None => {
-                    if let Ok(Err(Trouble::Ssh(error))) = timeout(LAST_WORDS_LIMIT, &mut self.handle).await {
+                    if let Ok(Err(SshError::Ssh(error))) = timeout(FINAL_ERROR_LIMIT, &mut self.handle).await
+                    {
                         return Err(broken(error));
                     }
                     break;
                 }
             }
         }
-        if good || self.words.is_empty() { Ok(None) } else { Err(Failure::Said(Said::of(&self.words))) }
+        if succeeded || self.messages.is_empty() {
+            Ok(None)
+        } else {
+            Err(TransportError::RefusedByServer(RefusalMeaning::of(&self.messages)))
+        }
     }
 }
 
 /// Checks the host key of a server.
-struct Doorkeeper {
+struct HostKeyCheck {
     known: Option<Arc<KnownHosts>>,
     host: String,
     port: u16,
@@ -221,24 +240,26 @@ struct Doorkeeper {
 
 /// Why a connection failed.
 #[derive(Debug)]
-enum Trouble {
+enum SshError {
     Ssh(russh::Error),
     /// The host key is not a known one: it may be another server.
     WrongHost(String),
-    Late,
+    TimedOut,
 }
 
-impl From<russh::Error> for Trouble {
+impl From<russh::Error> for SshError {
     fn from(error: russh::Error) -> Self {
         Self::Ssh(error)
     }
 }
 
-impl Trouble {
+impl SshError {
     fn into_error(self, attempt: &str) -> SinkError {
         match self {
             Self::WrongHost(why) => SinkError::new(SinkReason::Incompatible, format!("{attempt}: {why}")),
-            Self::Late => SinkError::new(SinkReason::Unreachable, format!("{attempt}: no answer in time")),
+            Self::TimedOut => {
+                SinkError::new(SinkReason::Unreachable, format!("{attempt}: no answer in time"))
+            }
             Self::Ssh(russh::Error::NoCommonAlgo { kind, .. }) => {
                 let why = format!("{attempt}: the server and we have no algorithm in common ({kind:?})");
                 SinkError::new(SinkReason::Incompatible, why)
@@ -251,7 +272,7 @@ impl Trouble {
                 let why = format!("{attempt}: the server does not have the key that it shows");
                 SinkError::new(SinkReason::Incompatible, why)
             }
-            Self::Ssh(russh::Error::IO(error)) => of_connection(attempt, &error),
+            Self::Ssh(russh::Error::IO(error)) => connection_error(attempt, &error),
             // Other errors of the library may contain text that the server sent.
             Self::Ssh(_) => {
                 let why = format!("{attempt}: the server ended the connection");
@@ -262,24 +283,24 @@ impl Trouble {
 }
 
 /// An error during a connection. Its text may contain text that the server sent, its cause does not.
-fn broken(error: russh::Error) -> Failure {
+fn broken(error: russh::Error) -> TransportError {
     match error {
-        russh::Error::IO(error) => Failure::Io(error),
-        error => Failure::Io(io::Error::other(error)),
+        russh::Error::IO(error) => TransportError::Io(error),
+        error => TransportError::Io(io::Error::other(error)),
     }
 }
 
-impl client::Handler for Doorkeeper {
-    type Error = Trouble;
+impl client::Handler for HostKeyCheck {
+    type Error = SshError;
 
-    async fn check_server_key(&mut self, shown: &PublicKeyOrCertificate) -> Result<bool, Trouble> {
+    async fn check_server_key(&mut self, presented: &PublicKeyOrCertificate) -> Result<bool, SshError> {
         let Some(known) = &self.known else { return Ok(true) };
-        match shown {
+        match presented {
             PublicKeyOrCertificate::PublicKey { key, .. } => {
-                known.check(&self.host, self.port, key).map_err(Trouble::WrongHost)?;
+                known.check(&self.host, self.port, key).map_err(SshError::WrongHost)?;
                 Ok(true)
             }
-            PublicKeyOrCertificate::Certificate(_) => Err(Trouble::WrongHost(
+            PublicKeyOrCertificate::Certificate(_) => Err(SshError::WrongHost(
                 "the server shows a certificate, and certificates of hosts are not supported".into(),
             )),
         }

@@ -16,30 +16,30 @@ use tokio::{
 pub(super) const SILENCE_LIMIT: Duration = Duration::from_mins(1);
 
 /// A read fails if no byte was read or written for `limit`.
-pub(super) struct Attentive<S> {
+pub(super) struct StallLimited<S> {
     stream: S,
     limit: Duration,
     deadline: Pin<Box<Sleep>>,
 }
 
-impl<S> Attentive<S> {
+impl<S> StallLimited<S> {
     pub(super) fn new(stream: S, limit: Duration) -> Self {
         Self { stream, limit, deadline: Box::pin(sleep(limit)) }
     }
 
-    fn moved(&mut self) {
+    fn restart_limit(&mut self) {
         self.deadline.as_mut().reset(Instant::now() + self.limit);
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Attentive<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for StallLimited<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if let Poll::Ready(outcome) = Pin::new(&mut self.stream).poll_read(cx, buf) {
-            self.moved();
+            self.restart_limit();
             return Poll::Ready(outcome);
         }
         ready!(self.deadline.as_mut().poll(cx));
@@ -48,10 +48,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for Attentive<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Attentive<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for StallLimited<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(&mut self.stream).poll_write(cx, buf));
-        self.moved();
+        self.restart_limit();
         Poll::Ready(written)
     }
 
@@ -69,7 +69,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Attentive<S> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, bufs));
-        self.moved();
+        self.restart_limit();
         Poll::Ready(written)
     }
 
@@ -85,18 +85,18 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn silence_ends_a_connection_and_movement_keeps_it() {
-        let (near, mut far) = tokio::io::duplex(64);
-        let mut near = Attentive::new(near, Duration::from_secs(10));
+    async fn a_connection_without_data_times_out_and_one_with_data_does_not() {
+        let (client, mut server) = tokio::io::duplex(64);
+        let mut client = StallLimited::new(client, Duration::from_secs(10));
         for _ in 0..3 {
             sleep(Duration::from_secs(6)).await;
-            far.write_all(b"x").await.unwrap();
-            assert_eq!(near.read_u8().await.unwrap(), b'x');
+            server.write_all(b"x").await.unwrap();
+            assert_eq!(client.read_u8().await.unwrap(), b'x');
         }
         sleep(Duration::from_secs(6)).await;
-        near.write_all(b"y").await.unwrap();
+        client.write_all(b"y").await.unwrap();
         let before = Instant::now();
-        let error = near.read_u8().await.unwrap_err();
+        let error = client.read_u8().await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert_eq!(before.elapsed().as_secs(), 10);
     }

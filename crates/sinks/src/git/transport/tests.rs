@@ -11,11 +11,11 @@ use kollect_model::crd::{
     shapes::SecretReference,
     sinks::{Git, SinkCommon, Tls},
 };
-use kollect_testbed::git::Repository as OnServer;
+use kollect_testbed::git::Repository as ServerRepository;
 use tempfile::TempDir;
 
 use super::*;
-use crate::{ApiServer, Guard, Network, Secrets};
+use crate::{AddressGuard, ApiServer, Network, Secrets};
 
 mod file;
 mod http;
@@ -26,15 +26,15 @@ const NONE: Oid = Oid::ZERO_SHA1;
 
 /// The settings of a sink for a repository.
 #[derive(Clone, Default)]
-struct Settings {
+struct TestRemote {
     ca: Option<String>,
     insecure: bool,
     force_basic_auth: bool,
     secret: Vec<(&'static str, String)>,
-    policy: Policy,
+    policy: SinkPolicy,
 }
 
-impl Settings {
+impl TestRemote {
     fn config(&self, endpoint: &str) -> Result<RemoteConfig, String> {
         let tls = Tls {
             insecure_skip_verify: self.insecure,
@@ -62,15 +62,15 @@ impl Settings {
     }
 }
 
-fn guarded() -> Policy {
-    Policy {
-        network: Network::Guarded(Guard { allow_private: true, ..Guard::default() }),
-        files: crate::Files::Refused,
+fn guarded() -> SinkPolicy {
+    SinkPolicy {
+        network: Network::Guarded(AddressGuard { allow_private: true, ..AddressGuard::default() }),
+        files: crate::FilePolicy::Refused,
     }
 }
 
 /// The text of an error with its causes, which must not contain secrets.
-fn said(error: &SinkError) -> String {
+fn text_of(error: &SinkError) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
@@ -83,7 +83,7 @@ fn said(error: &SinkError) -> String {
 
 fn assert_error<T: fmt::Debug>(outcome: Result<T, SinkError>, reason: SinkReason, parts: &[&str]) {
     let error = outcome.unwrap_err();
-    let text = said(&error);
+    let text = text_of(&error);
     assert_eq!(error.reason, reason, "{text}");
     for part in parts {
         assert!(text.contains(part), "{part:?} is not in: {text}");
@@ -97,9 +97,9 @@ struct Local {
 }
 
 #[derive(Clone, Default)]
-struct Kept(Arc<Mutex<Vec<u8>>>);
+struct ReceivedPack(Arc<Mutex<Vec<u8>>>);
 
-impl Write for Kept {
+impl Write for ReceivedPack {
     fn write(&mut self, data: &[u8]) -> std::io::Result<usize> {
         self.0.lock().unwrap().extend_from_slice(data);
         Ok(data.len())
@@ -155,9 +155,9 @@ impl Local {
         have: &[Oid],
         depth: Option<u32>,
     ) -> Result<(Vec<Oid>, usize), SinkError> {
-        let kept = Kept::default();
-        let shallow = remote.fetch(want, have, depth, &[], Box::new(kept.clone())).await?;
-        let bytes = std::mem::take(&mut *kept.0.lock().unwrap());
+        let received = ReceivedPack::default();
+        let shallow = remote.fetch(want, have, depth, &[], Box::new(received.clone())).await?;
+        let bytes = std::mem::take(&mut *received.0.lock().unwrap());
         let odb = self.repository.odb().unwrap();
         let mut writer = odb.packwriter().unwrap();
         writer.write_all(&bytes).unwrap();
@@ -167,7 +167,7 @@ impl Local {
 }
 
 /// Operations that every transport must support.
-async fn conversation(remote: &Remote, server: &OnServer) {
+async fn push_and_fetch(remote: &Remote, server: &ServerRepository) {
     let ours = Local::new();
     assert_eq!(remote.refs().await.unwrap().refs, BTreeMap::new(), "an empty repository");
 
@@ -187,16 +187,16 @@ async fn conversation(remote: &Remote, server: &OnServer) {
     let second = ours.commit(Some(first), b"2");
     let pack = ours.pack(second, Some(first));
     for (name, id) in [("refs/kollect/claim", first), (MAIN, second)] {
-        let moved = [(name.to_owned(), id)];
-        let outcome = remote.push(MAIN, first, second, &moved, pack.clone()).await.unwrap();
-        assert!(matches!(outcome, Err(Rejected::NonFastForward(_))), "{outcome:?}");
+        let wrong_refs = [(name.to_owned(), id)];
+        let outcome = remote.push(MAIN, first, second, &wrong_refs, pack.clone()).await.unwrap();
+        assert!(matches!(outcome, Err(RejectedPush::NonFastForward(_))), "{outcome:?}");
     }
     let unmoved = [(MAIN.to_owned(), first)];
     assert_eq!(remote.push(MAIN, first, second, &unmoved, pack).await.unwrap(), Ok(()));
     let third = ours.commit(Some(first), b"3");
     for old in [NONE, first] {
         let outcome = remote.push(MAIN, old, third, &[], ours.pack(third, Some(first))).await.unwrap();
-        assert!(matches!(outcome, Err(Rejected::NonFastForward(_))), "{outcome:?}");
+        assert!(matches!(outcome, Err(RejectedPush::NonFastForward(_))), "{outcome:?}");
     }
     server.fsck().unwrap();
     assert_eq!(server.git(&["show", "main:rows.json"]).unwrap(), "2");
@@ -206,10 +206,10 @@ async fn conversation(remote: &Remote, server: &OnServer) {
     let (_, size) = theirs.fetch(remote, second, &[unknown, first], None).await.unwrap();
     let commit = theirs.repository.find_commit(second).unwrap();
     assert!(commit.tree().unwrap().get_name("rows.json").is_some());
-    let (_, whole) = Local::new().fetch(remote, second, &[], None).await.unwrap();
-    assert!(size < whole, "{size} bytes of {whole}: what is known was sent again");
-    let (_, nothing) = theirs.fetch(remote, second, &[second], None).await.unwrap();
-    assert!(nothing < size, "{nothing}");
+    let (_, all_bytes) = Local::new().fetch(remote, second, &[], None).await.unwrap();
+    assert!(size < all_bytes, "{size} bytes of {all_bytes}: what is known was sent again");
+    let (_, unchanged) = theirs.fetch(remote, second, &[second], None).await.unwrap();
+    assert!(unchanged < size, "{unchanged}");
 }
 
 /// Fetches a part of the history, then more.
@@ -223,21 +223,21 @@ async fn shallow_history(remote: &Remote) {
     let (shallow, _) = theirs.fetch(remote, third, &[], Some(1)).await.unwrap();
     assert_eq!(shallow, [third]);
     assert!(theirs.repository.find_commit(third).is_ok());
-    assert!(theirs.repository.find_commit(second).is_err(), "more than was asked for");
+    assert!(theirs.repository.find_commit(second).is_err(), "more than was requested");
 
     // Without a depth the boundary stays where it is.
     let fourth = ours.commit(Some(third), b"4");
     remote.push(MAIN, third, fourth, &[], ours.pack(fourth, Some(third))).await.unwrap().unwrap();
-    let kept = Kept::default();
-    let shallow = remote.fetch(fourth, &[third], None, &[third], Box::new(kept.clone())).await.unwrap();
+    let received = ReceivedPack::default();
+    let shallow = remote.fetch(fourth, &[third], None, &[third], Box::new(received.clone())).await.unwrap();
     assert_eq!(shallow, [third]);
     // With one it moves.
-    let shallow = remote.fetch(fourth, &[third], Some(3), &[third], Box::new(kept)).await.unwrap();
+    let shallow = remote.fetch(fourth, &[third], Some(3), &[third], Box::new(received)).await.unwrap();
     assert_eq!(shallow, [second]);
 }
 
 /// A push that a hook declines is reported in our own words; a push that loses a race is not reported as refused.
-async fn rejections(remote: &Remote, server: &OnServer) {
+async fn declined_and_concurrent_pushes(remote: &Remote, server: &ServerRepository) {
     let ours = Local::new();
     let first = ours.commit(None, b"1");
     remote.push(MAIN, NONE, first, &[], ours.pack(first, None)).await.unwrap().unwrap();
@@ -246,8 +246,8 @@ async fn rejections(remote: &Remote, server: &OnServer) {
     for hook in ["pre-receive", "update"] {
         server.hook(hook, "echo 'no rows on'; echo 'Fridays' >&2; exit 1").unwrap();
         let outcome = remote.push(MAIN, first, second, &[], pack.clone()).await.unwrap();
-        let Err(Rejected::Refused(words)) = outcome else { panic!("{outcome:?}") };
-        assert_eq!(words, "a hook of the server declined it");
+        let Err(RejectedPush::Refused(why)) = outcome else { panic!("{outcome:?}") };
+        assert_eq!(why, "a hook of the server declined it");
         server.hook(hook, "exit 0").unwrap();
     }
     // The ref moves between the advertisement and the push.
@@ -255,12 +255,12 @@ async fn rejections(remote: &Remote, server: &OnServer) {
     remote.push("refs/heads/other", NONE, third, &[], ours.pack(third, Some(first))).await.unwrap().unwrap();
     server.hook("pre-receive", &format!("env -u GIT_QUARANTINE_PATH git update-ref {MAIN} {third}")).unwrap();
     let outcome = remote.push(MAIN, first, second, &[], pack).await.unwrap();
-    assert!(matches!(outcome, Err(Rejected::NonFastForward(_))), "{outcome:?}");
+    assert!(matches!(outcome, Err(RejectedPush::NonFastForward(_))), "{outcome:?}");
     assert_eq!(remote.refs().await.unwrap().refs[MAIN], third);
 }
 
 /// A pack larger than any buffer between client and server.
-async fn large_packs(remote: &Remote, server: &OnServer) {
+async fn large_packs(remote: &Remote, server: &ServerRepository) {
     let ours = Local::new();
     let mut random = fastrand::Rng::with_seed(1);
     let content: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(30 << 20).collect();

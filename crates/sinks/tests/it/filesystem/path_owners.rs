@@ -10,11 +10,11 @@ use bytes::Bytes;
 use kollect_model::sink::SinkError;
 use kollect_sinks::{
     Backend as _,
-    filesystem::{Config, Directory},
+    filesystem::{DirectoryBlobs, FilesystemConfig},
     layout::{
-        Settings,
-        blobs::{Blobs, Version},
-        keeper::Keeper,
+        LayoutSettings,
+        blobs::{BlobVersion, Blobs},
+        file_sink::FileSink,
         path_owners::PathOwners,
     },
 };
@@ -24,7 +24,7 @@ use super::*;
 const PATH: &str = "p.json";
 
 /// One file per row; the path does not contain the inventory.
-fn shared_names() -> Value {
+fn paths_without_inventory() -> Value {
     json!({ "layout": { "mode": "perResource", "pathTemplate": "{sourceName}.json" } })
 }
 
@@ -34,14 +34,14 @@ fn pod(inventory: &str, content: &str) -> Arc<Row> {
 }
 
 /// The same object in two inventories: their files would be equal.
-fn twin() -> Arc<Row> {
+fn same_pod() -> Arc<Row> {
     object("u", "", "Pod", "shop", "p", "{}")
 }
 
 /// Every file with its bytes and the time of its last change, except claims.
-fn dated(root: &Path) -> BTreeMap<String, (String, SystemTime)> {
+fn files_with_times(root: &Path) -> BTreeMap<String, (String, SystemTime)> {
     let mut files: Vec<PathBuf> = tree(root).into_keys().map(|path| root.join(path)).collect();
-    files.extend(books(root).iter().map(|books| books.join("manifest.ndjson")));
+    files.extend(inventory_directories(root).iter().map(|directory| directory.join("manifest.ndjson")));
     let state = |file: PathBuf| {
         let modified = fs::metadata(&file).unwrap().modified().unwrap();
         (file.to_str().unwrap().to_owned(), (fs::read_to_string(&file).unwrap(), modified))
@@ -50,10 +50,10 @@ fn dated(root: &Path) -> BTreeMap<String, (String, SystemTime)> {
 }
 
 #[tokio::test]
-async fn a_path_whose_file_was_deleted_keeps_its_owner() {
-    for rows in [[pod("one", "1"), pod("two", "2")], [twin(), twin()]] {
+async fn a_path_whose_file_was_deleted_keeps_its_owner_in_a_directory() {
+    for rows in [[pod("one", "1"), pod("two", "2")], [same_pod(), same_pod()]] {
         let dir = tempfile::tempdir().unwrap();
-        let sink = open_dir(dir.path(), &shared_names()).await;
+        let sink = open_dir(dir.path(), &paths_without_inventory()).await;
         // The inventory with the later name has the path: here the order of names has no effect.
         let (one, two) = (inventory("", "two"), inventory("", "one"));
         write(&*sink, &one, None, &added(&rows[..1])).await.unwrap();
@@ -78,7 +78,7 @@ async fn a_path_whose_file_was_deleted_keeps_its_owner() {
 
 /// Documents and indexes: the whole inventory is refused.
 #[tokio::test]
-async fn a_document_that_was_deleted_keeps_its_owner() {
+async fn a_document_that_was_deleted_keeps_its_owner_in_a_directory() {
     let template = |mode: &str| {
         json!({ "pathTemplate": PATH, "layout": { "mode": mode, "index": { "pathTemplate": PATH },
             "pathTemplate": "{name}/{sourceName}.json" } })
@@ -87,71 +87,71 @@ async fn a_document_that_was_deleted_keeps_its_owner() {
         let dir = tempfile::tempdir().unwrap();
         let sink = open_dir(dir.path(), &template(mode)).await;
         let (one, two) = (inventory("", "one"), inventory("", "two"));
-        write(&*sink, &one, None, &added(&[twin()])).await.unwrap();
+        write(&*sink, &one, None, &added(&[same_pod()])).await.unwrap();
         fs::remove_file(dir.path().join(PATH)).unwrap();
-        let error = compare(&*sink, &two, &[twin()]).await.unwrap_err();
+        let error = compare(&*sink, &two, &[same_pod()]).await.unwrap_err();
         assert_eq!((error.reason, error.class()), (SinkReason::OwnedByOther, ErrorClass::Terminal));
         assert!(error.to_string().contains("p.json"), "{error}");
         assert!(error.to_string().contains("a file of inventory team/one"), "{error}");
-        compare(&*sink, &one, &[twin()]).await.unwrap();
+        compare(&*sink, &one, &[same_pod()]).await.unwrap();
         assert_eq!(owners(dir.path(), PATH), ["one"]);
-        assert_eq!(sink.baseline(&one).await.unwrap(), holding(&[twin()]));
+        assert_eq!(sink.baseline(&one).await.unwrap(), holding(&[same_pod()]));
         // Once the inventory is forgotten, the other one gets the path.
         let claim = sink.claim(&one, &Claimant::default()).await.unwrap();
         sink.forget(&one, &claim).await.unwrap();
-        compare(&*sink, &two, &[twin()]).await.unwrap();
+        compare(&*sink, &two, &[same_pod()]).await.unwrap();
         assert_eq!(owners(dir.path(), PATH), ["two"]);
     }
 }
 
 /// Three ways to give up a path: its row is removed, the inventory is forgotten, or its files move.
 #[tokio::test]
-async fn a_path_that_was_given_up_goes_to_the_next() {
-    for how in ["row", "inventory", "layout"] {
+async fn a_path_that_was_given_up_can_be_used_by_another_inventory_in_a_directory() {
+    for reason in ["row", "inventory", "layout"] {
         let dir = tempfile::tempdir().unwrap();
-        let sink = open_dir(dir.path(), &shared_names()).await;
+        let sink = open_dir(dir.path(), &paths_without_inventory()).await;
         let (one, two) = (inventory("", "one"), inventory("", "two"));
         let rows = [pod("one", "1"), pod("two", "2")];
         write(&*sink, &one, None, &added(&rows[..1])).await.unwrap();
         fs::remove_file(dir.path().join(PATH)).unwrap();
         assert_eq!(compare(&*sink, &two, &rows[1..]).await.unwrap().refused.len(), 1);
-        match how {
+        match reason {
             "row" => drop(compare(&*sink, &one, &[]).await.unwrap()),
             "inventory" => {
                 let claim = sink.claim(&one, &Claimant::default()).await.unwrap();
                 sink.forget(&one, &claim).await.unwrap();
             }
             _ => {
-                let more = json!({ "layout": { "mode": "perResource", "pathTemplate": "{uid}.json" } });
-                compare(&*open_dir(dir.path(), &more).await, &one, &rows[..1]).await.unwrap();
+                let fields = json!({ "layout": { "mode": "perResource", "pathTemplate": "{uid}.json" } });
+                compare(&*open_dir(dir.path(), &fields).await, &one, &rows[..1]).await.unwrap();
             }
         }
-        assert!(compare(&*sink, &two, &rows[1..]).await.unwrap().refused.is_empty(), "{how}");
-        assert_eq!(owners(dir.path(), PATH), ["two"], "{how}");
-        assert!(tree(dir.path())[PATH].contains("two-2"), "{how}");
+        assert!(compare(&*sink, &two, &rows[1..]).await.unwrap().refused.is_empty(), "{reason}");
+        assert_eq!(owners(dir.path(), PATH), ["two"], "{reason}");
+        assert!(tree(dir.path())[PATH].contains("two-2"), "{reason}");
     }
 }
 
 /// All rows of an inventory: one whose path the other inventory also needs, and one with a path of its own.
-pub(crate) fn with_own(name: &str, row: &Arc<Row>) -> [Arc<Row>; 2] {
+pub(crate) fn with_own_path(name: &str, row: &Arc<Row>) -> [Arc<Row>; 2] {
     [row.clone(), object(&format!("own-{name}"), "", "Pod", "shop", &format!("own-{name}"), "{}")]
 }
 
 /// A directory as an older release may have left it: the manifests of both inventories name one path. `file`:
 /// whose file exists, or another text for its content; `None` for no file.
-async fn contested(more: &Value, rows: &[Arc<Row>; 2], file: Option<&str>) -> tempfile::TempDir {
+async fn contested_directory(fields: &Value, rows: &[Arc<Row>; 2], file: Option<&str>) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let other = tempfile::tempdir().unwrap();
     for (root, name, row) in [(dir.path(), "one", &rows[0]), (other.path(), "two", &rows[1])] {
-        let sink = open_dir(root, more).await;
-        write(&*sink, &inventory("", name), None, &added(&with_own(name, row))).await.unwrap();
+        let sink = open_dir(root, fields).await;
+        write(&*sink, &inventory("", name), None, &added(&with_own_path(name, row))).await.unwrap();
     }
     for (path, text) in tree(other.path()).iter().filter(|(path, _)| *path != PATH) {
         let file = dir.path().join(path);
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(file, text).unwrap();
     }
-    let from = &books(other.path())[0];
+    let from = &inventory_directories(other.path())[0];
     let to = dir.path().join(".kollect").join(from.file_name().unwrap());
     fs::create_dir(&to).unwrap();
     fs::copy(from.join("manifest.ndjson"), to.join("manifest.ndjson")).unwrap();
@@ -166,21 +166,21 @@ async fn contested(more: &Value, rows: &[Arc<Row>; 2], file: Option<&str>) -> te
 }
 
 #[tokio::test]
-async fn a_path_of_two_manifests_goes_to_one_of_them() {
+async fn a_path_that_two_manifests_name_goes_to_one_of_them_in_a_directory() {
     let different = [pod("one", "1"), pod("two", "2")];
     for (rows, file, winner) in [
         (&different, Some("one"), "one"),
         (&different, Some("two"), "two"),
         (&different, Some("edited"), "one"),
         (&different, None, "one"),
-        (&[twin(), twin()], Some("one"), "one"),
+        (&[same_pod(), same_pod()], Some("one"), "one"),
     ] {
         // The order does not matter.
         for order in [["one", "two"], ["two", "one"]] {
             let shown = format!("{file:?} {order:?}");
-            let dir = contested(&shared_names(), rows, file).await;
-            let sink = open_dir(dir.path(), &shared_names()).await;
-            let all = |name: &str| with_own(name, &rows[usize::from(name == "two")]);
+            let dir = contested_directory(&paths_without_inventory(), rows, file).await;
+            let sink = open_dir(dir.path(), &paths_without_inventory()).await;
+            let all = |name: &str| with_own_path(name, &rows[usize::from(name == "two")]);
             let mut state = BTreeMap::new();
             for round in 0..4 {
                 for name in order {
@@ -191,8 +191,8 @@ async fn a_path_of_two_manifests_goes_to_one_of_them() {
                 }
                 match round {
                     0 => {}
-                    1 => state = dated(dir.path()),
-                    _ => assert_eq!(dated(dir.path()), state, "{shown}: nothing is written again"),
+                    1 => state = files_with_times(dir.path()),
+                    _ => assert_eq!(files_with_times(dir.path()), state, "{shown}: nothing is written again"),
                 }
             }
             assert_eq!(owners(dir.path(), PATH), [winner], "{shown}");
@@ -207,20 +207,20 @@ async fn a_path_of_two_manifests_goes_to_one_of_them() {
 
 /// The inventory that loses a document has none and reports that; the file of the other one is not changed.
 #[tokio::test]
-async fn a_document_of_two_manifests_goes_to_one_of_them() {
+async fn a_document_that_two_manifests_name_goes_to_one_of_them_in_a_directory() {
     for mode in ["document", "split"] {
-        let more = json!({ "pathTemplate": PATH, "layout": { "mode": mode, "index": { "pathTemplate": PATH },
+        let fields = json!({ "pathTemplate": PATH, "layout": { "mode": mode, "index": { "pathTemplate": PATH },
             "pathTemplate": "{name}/{sourceName}.json" } });
         for order in [["one", "two"], ["two", "one"]] {
             let rows = [pod("one", "1"), pod("two", "2")];
-            let dir = contested(&more, &rows, Some("two")).await;
+            let dir = contested_directory(&fields, &rows, Some("two")).await;
             let before = fs::read_to_string(dir.path().join(PATH)).unwrap();
-            let sink = open_dir(dir.path(), &more).await;
+            let sink = open_dir(dir.path(), &fields).await;
             for _ in 0..2 {
                 for name in order {
-                    let all = with_own(name, &rows[usize::from(name == "two")]);
-                    let ended = compare(&*sink, &inventory("", name), &all).await;
-                    let reason = ended.err().map(|error| error.reason);
+                    let all = with_own_path(name, &rows[usize::from(name == "two")]);
+                    let outcome = compare(&*sink, &inventory("", name), &all).await;
+                    let reason = outcome.err().map(|error| error.reason);
                     assert_eq!(reason, (name == "one").then_some(SinkReason::OwnedByOther), "{mode}");
                 }
             }
@@ -235,11 +235,11 @@ async fn a_document_of_two_manifests_goes_to_one_of_them() {
 
 /// An inventory gives up a contested path before the other one has settled it: the file stays for the other one.
 #[tokio::test]
-async fn a_contested_file_is_not_deleted() {
+async fn a_contested_file_is_not_deleted_from_a_directory() {
     for (forget, file) in [(true, "one"), (true, "two"), (false, "one"), (false, "two")] {
         let rows = [pod("one", "1"), pod("two", "2")];
-        let dir = contested(&shared_names(), &rows, Some(file)).await;
-        let sink = open_dir(dir.path(), &shared_names()).await;
+        let dir = contested_directory(&paths_without_inventory(), &rows, Some(file)).await;
+        let sink = open_dir(dir.path(), &paths_without_inventory()).await;
         let one = inventory("", "one");
         if forget {
             let claim = sink.claim(&one, &Claimant::default()).await.unwrap();
@@ -256,7 +256,7 @@ async fn a_contested_file_is_not_deleted() {
 
 /// The files of one inventory were deleted. It repairs them while another one needs their paths.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_repair_and_a_claim_at_once_leave_one_owner() {
+async fn a_concurrent_repair_and_write_leave_one_owner_of_a_path_in_a_directory() {
     for round in 0..20 {
         let dir = tempfile::tempdir().unwrap();
         // In every second round the files would be equal.
@@ -265,7 +265,7 @@ async fn a_repair_and_a_claim_at_once_leave_one_owner() {
             let pod = |i: usize| object(&format!("{name}{i}"), "", "Pod", "shop", &format!("p{i}"), "{}");
             (0..8).map(pod).collect()
         };
-        let sink = open_dir(dir.path(), &shared_names()).await;
+        let sink = open_dir(dir.path(), &paths_without_inventory()).await;
         write(&*sink, &inventory("", "two"), None, &added(&rows("two"))).await.unwrap();
         for path in tree(dir.path()).keys() {
             fs::remove_file(dir.path().join(path)).unwrap();
@@ -273,7 +273,7 @@ async fn a_repair_and_a_claim_at_once_leave_one_owner() {
         let writers = ["one", "two"].map(|name| {
             let (path, rows) = (dir.path().to_owned(), rows(name));
             tokio::spawn(async move {
-                let sink = open_dir(&path, &shared_names()).await;
+                let sink = open_dir(&path, &paths_without_inventory()).await;
                 compare(&*sink, &inventory("", name), &rows).await.unwrap().refused.len()
             })
         });
@@ -289,7 +289,7 @@ async fn a_repair_and_a_claim_at_once_leave_one_owner() {
 
 /// A directory that counts reads of manifests and listings.
 struct Counting {
-    directory: Directory,
+    directory: DirectoryBlobs,
     counts: Arc<Counts>,
 }
 
@@ -319,7 +319,7 @@ impl Blobs for Counting {
         self.directory.read(path).await
     }
 
-    async fn write(&self, path: &str, bytes: Bytes) -> Result<Version, SinkError> {
+    async fn write(&self, path: &str, bytes: Bytes) -> Result<BlobVersion, SinkError> {
         self.directory.write(path, bytes).await
     }
 
@@ -335,7 +335,7 @@ impl Blobs for Counting {
         self.directory.list(directory).await
     }
 
-    async fn list_versions(&self, directory: &str) -> Result<Vec<(String, Version)>, SinkError> {
+    async fn list_versions(&self, directory: &str) -> Result<Vec<(String, BlobVersion)>, SinkError> {
         *self.counts.lists.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         self.directory.list_versions(directory).await
     }
@@ -349,40 +349,40 @@ impl Blobs for Counting {
     }
 }
 
-async fn opened(dir: &Path) -> (Directory, Settings) {
-    let SinkSpec::Snapshot(spec) = spec(dir, &shared_names()) else { unreachable!() };
-    let config = Config::plan(&spec).unwrap();
-    kollect_sinks::filesystem::directory(config, &kollect_sinks::Files::Anywhere).await.unwrap()
+async fn opened(dir: &Path) -> (DirectoryBlobs, LayoutSettings) {
+    let SinkSpec::Snapshot(spec) = spec(dir, &paths_without_inventory()) else { unreachable!() };
+    let config = FilesystemConfig::plan(&spec).unwrap();
+    kollect_sinks::filesystem::directory(config, &kollect_sinks::FilePolicy::Anywhere).await.unwrap()
 }
 
 /// With 200 other inventories, no unchanged manifest is read twice, and a write without new paths reads none.
 #[tokio::test(flavor = "multi_thread")]
-async fn manifests_of_others_are_read_once() {
+async fn manifests_of_other_inventories_are_read_once() {
     const OTHERS: usize = 200;
     let dir = tempfile::tempdir().unwrap();
     let row = |name: &str, n: usize| object(name, "", "Pod", "shop", name, &format!(r#"{{"n":{n}}}"#));
-    let elsewhere = open_dir(dir.path(), &shared_names()).await;
+    let other_sink = open_dir(dir.path(), &paths_without_inventory()).await;
     for i in 0..OTHERS {
         let name = format!("i{i}");
-        write(&*elsewhere, &inventory("", &name), None, &added(&[row(&name, 0)])).await.unwrap();
+        write(&*other_sink, &inventory("", &name), None, &added(&[row(&name, 0)])).await.unwrap();
     }
     // Like another process: it remembers no paths.
     let (counts, remembered) =
         (Arc::new(Counts::default()), Arc::<tokio::sync::Mutex<PathOwners>>::default());
     let (directory, settings) = opened(dir.path()).await;
     let counting = Counting { directory, counts: counts.clone() };
-    let sink = Keeper::new(counting, settings, remembered.clone());
+    let sink = FileSink::new(counting, settings, remembered.clone());
     let own = inventory("", "own");
     let claim = sink.claim(&own, &Claimant::default()).await.unwrap();
-    let put = async |delta: Delta| sink.write(&Batch::new(&own, &claim, &delta)).await.unwrap();
+    let write_delta = async |delta: Delta| sink.write(&Batch::new(&own, &claim, &delta)).await.unwrap();
     counts.take("own");
 
-    put(added(&[row("a", 0)])).await;
+    write_delta(added(&[row("a", 0)])).await;
     assert_eq!(counts.take("own"), (vec![1; OTHERS], 1), "the first look reads each once");
-    put(added(&[row("b", 0)])).await;
+    write_delta(added(&[row("b", 0)])).await;
     assert_eq!(counts.take("own"), (vec![], 1), "a new path");
-    put(Delta { changed: vec![changed(&row("a", 1))], ..Delta::default() }).await;
-    put(Delta { removed: vec![gone(&row("b", 0))], ..Delta::default() }).await;
+    write_delta(Delta { changed: vec![changed(&row("a", 1))], ..Delta::default() }).await;
+    write_delta(Delta { removed: vec![removed(&row("b", 0))], ..Delta::default() }).await;
     assert_eq!(counts.take("own"), (vec![], 0), "no new path");
     sink.baseline(&own).await.unwrap();
     assert_eq!(counts.take("own"), (vec![], 1), "a comparison");
@@ -390,36 +390,36 @@ async fn manifests_of_others_are_read_once() {
     // Manifests written by a sink of this process are known without reading them.
     let (directory, settings) = opened(dir.path()).await;
     let counting = Counting { directory, counts: counts.clone() };
-    let sibling = Keeper::new(counting, settings, remembered);
+    let sibling = FileSink::new(counting, settings, remembered);
     let other = inventory("", "i7");
     write(&sibling, &other, None, &added(&[row("c", 0)])).await.unwrap();
     counts.take("own");
     // To name the owner in a refusal, the manifest is read once.
     for reads in [vec![1], vec![]] {
-        let receipt = put(added(&[row("c", 1)])).await;
+        let receipt = write_delta(added(&[row("c", 1)])).await;
         assert!(receipt.refused[0].why.contains("a file of inventory team/i7"), "{receipt:?}");
         assert_eq!(counts.take("own"), (reads, 1));
     }
-    put(added(&[row("d", 0)])).await;
+    write_delta(added(&[row("d", 0)])).await;
     assert_eq!(counts.take("own"), (vec![], 1));
     // Manifests written by others are read.
-    write(&*elsewhere, &inventory("", "i9"), None, &added(&[row("e", 0)])).await.unwrap();
-    assert_eq!(put(added(&[row("e", 1)])).await.refused.len(), 1);
+    write(&*other_sink, &inventory("", "i9"), None, &added(&[row("e", 0)])).await.unwrap();
+    assert_eq!(write_delta(added(&[row("e", 1)])).await.refused.len(), 1);
     assert_eq!(counts.take("own"), (vec![1], 1));
 }
 
 /// A damaged manifest affects only its own inventory.
 #[tokio::test]
-async fn law_11_a_damaged_manifest_stops_no_other_inventory() {
+async fn a_damaged_manifest_stops_no_other_inventory_in_a_directory() {
     let dir = tempfile::tempdir().unwrap();
-    let sink = open_dir(dir.path(), &shared_names()).await;
-    let (bad, good) = (inventory("", "bad"), inventory("", "good"));
-    let rows = [twin(), object("v", "", "Pod", "shop", "q", "{}")];
-    write(&*sink, &bad, None, &added(&[pod("bad", "1")])).await.unwrap();
-    let manifest = books(dir.path())[0].join("manifest.ndjson");
+    let sink = open_dir(dir.path(), &paths_without_inventory()).await;
+    let (damaged, intact) = (inventory("", "bad"), inventory("", "good"));
+    let rows = [same_pod(), object("v", "", "Pod", "shop", "q", "{}")];
+    write(&*sink, &damaged, None, &added(&[pod("bad", "1")])).await.unwrap();
+    let manifest = inventory_directories(dir.path())[0].join("manifest.ndjson");
     fs::write(&manifest, "nonsense\n").unwrap();
-    let receipt = compare(&*sink, &good, &rows).await.unwrap();
+    let receipt = compare(&*sink, &intact, &rows).await.unwrap();
     assert!(receipt.refused[0].why.contains("p.json is a file that Kollect has not written"), "{receipt:?}");
-    assert_eq!(sink.baseline(&good).await.unwrap(), holding(&rows[1..]));
-    assert_eq!(sink.baseline(&bad).await.unwrap_err().reason, SinkReason::Incompatible);
+    assert_eq!(sink.baseline(&intact).await.unwrap(), holding(&rows[1..]));
+    assert_eq!(sink.baseline(&damaged).await.unwrap_err().reason, SinkReason::Incompatible);
 }

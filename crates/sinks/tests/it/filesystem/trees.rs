@@ -3,7 +3,7 @@
 use super::*;
 
 /// Objects of two kinds and one without a namespace.
-fn shop() -> Vec<Arc<Row>> {
+fn sample_rows() -> Vec<Arc<Row>> {
     vec![
         object(
             "u1",
@@ -18,8 +18,8 @@ fn shop() -> Vec<Arc<Row>> {
     ]
 }
 
-async fn written(dir: &Path, more: &Value, rows: &[Arc<Row>]) -> BTreeMap<String, String> {
-    let sink = open_dir(dir, more).await;
+async fn write_and_read(dir: &Path, fields: &Value, rows: &[Arc<Row>]) -> BTreeMap<String, String> {
+    let sink = open_dir(dir, fields).await;
     write(&*sink, &inventory("prod", "all"), None, &added(rows)).await.unwrap();
     assert_eq!(sink.baseline(&inventory("prod", "all")).await.unwrap(), holding(rows));
     tree(dir)
@@ -27,8 +27,8 @@ async fn written(dir: &Path, more: &Value, rows: &[Arc<Row>]) -> BTreeMap<String
 
 /// Golden files: one text per layout and format.
 #[tokio::test]
-async fn files_are_as_documented() {
-    for (name, more) in [
+async fn files_have_the_documented_content() {
+    for (name, fields) in [
         (
             "per-resource-yaml",
             json!({ "serialization": { "format": "yaml" }, "layout": { "mode": "perResource" } }),
@@ -52,12 +52,12 @@ async fn files_are_as_documented() {
     ] {
         let dir = tempfile::tempdir().unwrap();
         let mut text = String::new();
-        for (path, bytes) in written(dir.path(), &more, &shop()).await {
+        for (path, bytes) in write_and_read(dir.path(), &fields, &sample_rows()).await {
             let line = |line: &str| match line.split_once("exportedAt") {
                 Some((before, after)) => {
                     let date = after.find("20").unwrap();
-                    let (_, rest) = after.split_at(after.find('Z').unwrap());
-                    format!("{before}exportedAt{}…{rest}", after.split_at(date).0)
+                    let (_, zone) = after.split_at(after.find('Z').unwrap());
+                    format!("{before}exportedAt{}…{zone}", after.split_at(date).0)
                 }
                 None => line.to_owned(),
             };
@@ -71,39 +71,42 @@ async fn files_are_as_documented() {
 
 /// Zero rows give an empty document, and no file in a tree.
 #[tokio::test]
-async fn nothing_is_written_as_nothing() {
-    for (more, expected) in [
+async fn an_inventory_without_rows_is_an_empty_document_or_no_file() {
+    for (fields, expected) in [
         (json!({}), Some("\"itemCount\":0,")),
         (json!({ "serialization": { "format": "yaml" } }), Some("[]\n")),
         (json!({ "serialization": { "format": "ndjson" } }), Some("")),
         (json!({ "layout": { "mode": "perResource" } }), None),
     ] {
         let dir = tempfile::tempdir().unwrap();
-        let files = written(dir.path(), &more, &[]).await;
+        let files = write_and_read(dir.path(), &fields, &[]).await;
         assert_eq!(files.len(), usize::from(expected.is_some()), "{files:?}");
         let text = files.into_values().next();
         assert!(text.as_deref().unwrap_or_default().contains(expected.unwrap_or_default()), "{text:?}");
     }
 }
 
-/// W63: without a mode, the rows decide: separate files only while all rows are whole objects.
+/// Without a mode, the rows decide: separate files only while all rows are whole objects.
 #[tokio::test]
-async fn w63_whole_objects_become_manifests_by_themselves() {
-    let whole = |uid: &str, kind: &str| {
+async fn whole_objects_become_manifests_if_no_layout_mode_is_set() {
+    let whole_object = |uid: &str, kind: &str| {
         let manifest =
             format!(r#"{{"resource":{{"apiVersion":"v1","kind":"{kind}","metadata":{{"name":"{uid}"}}}}}}"#);
         object(uid, "", kind, "shop", uid, &manifest)
     };
-    let (one, two, other) =
-        (whole("a", "Pod"), whole("b", "Service"), object("c", "", "Pod", "shop", "c", r#"{"n":1}"#));
+    let (one, two, other) = (
+        whole_object("a", "Pod"),
+        whole_object("b", "Service"),
+        object("c", "", "Pod", "shop", "c", r#"{"n":1}"#),
+    );
     let dir = tempfile::tempdir().unwrap();
-    let more = json!({ "layout": { "filename": {} }, "serialization": { "format": "yaml" } });
-    let files = written(dir.path(), &more, &[one.clone(), two.clone()]).await;
+    let fields = json!({ "layout": { "filename": {} }, "serialization": { "format": "yaml" } });
+    let files = write_and_read(dir.path(), &fields, &[one.clone(), two.clone()]).await;
     assert_eq!(files.keys().collect::<Vec<_>>(), ["prod/shop/pod/a.yaml", "prod/shop/service/b.yaml"]);
     assert_eq!(files["prod/shop/pod/a.yaml"], "apiVersion: v1\nkind: Pod\nmetadata:\n  name: a\n");
 
     // With one row that is not a whole object, all rows go into a document, also those not in the delta.
-    let sink = open_dir(dir.path(), &more).await;
+    let sink = open_dir(dir.path(), &fields).await;
     let all = inventory("prod", "all");
     write(&*sink, &all, None, &added(std::slice::from_ref(&other))).await.unwrap();
     let files = tree(dir.path());
@@ -112,7 +115,7 @@ async fn w63_whole_objects_become_manifests_by_themselves() {
     assert_eq!(held.iter().map(|item| item["uid"].as_str().unwrap()).collect::<Vec<_>>(), ["a", "b", "c"]);
     assert_eq!(held[0]["attributes"]["resource"]["metadata"]["name"], "a");
     // And back to separate files.
-    let delta = Delta { removed: vec![gone(&other)], ..Delta::default() };
+    let delta = Delta { removed: vec![removed(&other)], ..Delta::default() };
     write(&*sink, &all, None, &delta).await.unwrap();
     assert_eq!(
         tree(dir.path()).keys().collect::<Vec<_>>(),
@@ -125,29 +128,29 @@ async fn w63_whole_objects_become_manifests_by_themselves() {
 }
 
 #[tokio::test]
-async fn rows_without_a_manifest_are_refused_by_name() {
+async fn rows_that_are_not_whole_objects_are_refused_by_name_with_content_manifest() {
     let dir = tempfile::tempdir().unwrap();
     let sink =
         open_dir(dir.path(), &json!({ "layout": { "mode": "perResource", "content": "manifest" } })).await;
-    let whole = object("a", "", "Pod", "shop", "a", r#"{"x":{"apiVersion":"v1","kind":"Pod"}}"#);
-    let (all, rows) = (inventory("", "all"), [whole.clone(), shop()[0].clone()]);
+    let whole_object = object("a", "", "Pod", "shop", "a", r#"{"x":{"apiVersion":"v1","kind":"Pod"}}"#);
+    let (all, rows) = (inventory("", "all"), [whole_object.clone(), sample_rows()[0].clone()]);
     let receipt = write(&*sink, &all, None, &added(&rows)).await.unwrap();
     assert_eq!(receipt.refused.len(), 1);
     assert!(receipt.refused[0].why.contains("Deployment shop/cart"), "{}", receipt.refused[0].why);
-    assert_eq!(sink.baseline(&all).await.unwrap(), holding([&whole]));
+    assert_eq!(sink.baseline(&all).await.unwrap(), holding([&whole_object]));
 }
 
-/// W18: the same kind in two groups, and one object in two targets. Each row gets its own path.
+/// The same kind in two groups, and one object in two targets. Each row gets its own path.
 #[tokio::test]
-async fn w18_rows_with_one_path_are_told_apart() {
-    let more = json!({ "layout": { "mode": "perResource" } });
+async fn rows_that_would_share_a_path_get_different_files_in_a_directory() {
+    let fields = json!({ "layout": { "mode": "perResource" } });
     let names = |dir: &Path| tree(dir).into_keys().collect::<Vec<_>>();
     let apps = object("u1", "apps", "Ingress", "shop", "cart", "{}");
     let network = object("u2", "networking.k8s.io", "Ingress", "shop", "cart", "{}");
     let core = object("u3", "", "Ingress", "shop", "cart", "{}");
     let all = inventory("", "all");
     let dir = tempfile::tempdir().unwrap();
-    let sink = open_dir(dir.path(), &more).await;
+    let sink = open_dir(dir.path(), &fields).await;
     write(&*sink, &all, None, &added(std::slice::from_ref(&apps))).await.unwrap();
     assert_eq!(names(dir.path()), ["default/shop/ingress/cart.json"]);
     write(&*sink, &all, None, &added(std::slice::from_ref(&network))).await.unwrap();
@@ -156,24 +159,24 @@ async fn w18_rows_with_one_path_are_told_apart() {
     write(&*sink, &all, None, &added(std::slice::from_ref(&core))).await.unwrap();
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&apps, &network, &core]));
     assert_eq!(names(dir.path()), [two[0], "default/shop/ingress.core/cart.json", two[1]]);
-    let delta = Delta { removed: vec![gone(&core), gone(&apps)], ..Delta::default() };
+    let delta = Delta { removed: vec![removed(&core), removed(&apps)], ..Delta::default() };
     write(&*sink, &all, None, &delta).await.unwrap();
     assert_eq!(names(dir.path()), ["default/shop/ingress/cart.json"]);
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&network]));
 
     // One object in two targets, beside one of another group.
-    let again =
+    let same_object =
         Arc::new(Row { key: RowKey { uid: "u5".into(), ..network.key.clone() }, ..(*network).clone() });
-    let receipt = write(&*sink, &all, None, &added(&[apps.clone(), again.clone()])).await.unwrap();
+    let receipt = write(&*sink, &all, None, &added(&[apps.clone(), same_object.clone()])).await.unwrap();
     assert_eq!(receipt.warnings.len(), 1, "{:?}", receipt.warnings);
     let three = names(dir.path());
     assert_eq!(three.len(), 3);
     assert_eq!(three[0], two[0]);
     assert!(three[1..].iter().all(|name| name.starts_with("default/shop/ingress/cart-")), "{three:?}");
-    assert_eq!(sink.baseline(&all).await.unwrap(), holding([&apps, &network, &again]));
+    assert_eq!(sink.baseline(&all).await.unwrap(), holding([&apps, &network, &same_object]));
 
     // A row whose name equals the suffixed name of another row.
-    let odd = object(
+    let like_suffixed = object(
         "u4",
         "",
         "Ingress",
@@ -181,22 +184,22 @@ async fn w18_rows_with_one_path_are_told_apart() {
         three[1].rsplit_once('/').unwrap().1.strip_suffix(".json").unwrap(),
         "{}",
     );
-    write(&*sink, &all, None, &added(std::slice::from_ref(&odd))).await.unwrap();
+    write(&*sink, &all, None, &added(std::slice::from_ref(&like_suffixed))).await.unwrap();
     assert_eq!(names(dir.path()).len(), 4);
-    assert_eq!(sink.baseline(&all).await.unwrap(), holding([&apps, &network, &again, &odd]));
+    assert_eq!(sink.baseline(&all).await.unwrap(), holding([&apps, &network, &same_object, &like_suffixed]));
 }
 
-/// W17: an inventory removes only its own files, and leaves none of them behind.
+/// An inventory removes only its own files, and leaves none of them behind.
 #[tokio::test]
-async fn w17_inventories_share_directories() {
+async fn an_inventory_removes_only_its_own_files_from_a_shared_directory() {
     let dir = tempfile::tempdir().unwrap();
     let sink = open_dir(dir.path(), &json!({ "layout": { "mode": "perResource" } })).await;
     let (one, two) = (inventory("", "one"), inventory("", "two"));
-    let rows = shop();
+    let rows = sample_rows();
     write(&*sink, &one, None, &added(&rows[..2])).await.unwrap();
     write(&*sink, &two, None, &added(&rows[2..])).await.unwrap();
     fs::write(dir.path().join("default/shop/service/README"), "mine").unwrap();
-    let delta = Delta { removed: rows[..2].iter().map(|row| gone(row)).collect(), ..Delta::default() };
+    let delta = Delta { removed: rows[..2].iter().map(|row| removed(row)).collect(), ..Delta::default() };
     write(&*sink, &one, None, &delta).await.unwrap();
     assert_eq!(
         tree(dir.path()).into_keys().collect::<Vec<_>>(),
@@ -206,9 +209,9 @@ async fn w17_inventories_share_directories() {
 
     // The same object in both: only this row is refused, by name and with advice.
     let receipt = write(&*sink, &one, None, &added(&rows)).await.unwrap();
-    let whys: Vec<&str> = receipt.refused.iter().map(|refusal| &*refusal.why).collect();
+    let reasons: Vec<&str> = receipt.refused.iter().map(|refusal| &*refusal.why).collect();
     assert_eq!(
-        whys,
+        reasons,
         [
             "Node n1 of target team/web (uid u3): default/node/n1.json is a file of inventory team/two of cluster \
           \"\": put {cluster}, {namespace} and {name} of the inventory into spec.layout.pathTemplate, or use \
@@ -218,7 +221,7 @@ async fn w17_inventories_share_directories() {
     assert_eq!(sink.baseline(&one).await.unwrap(), holding(&rows[..2]));
     assert_eq!(sink.baseline(&two).await.unwrap(), holding(&rows[2..]));
     // The advice works, and all files move in one write.
-    let more = json!({ "layout": {
+    let fields = json!({ "layout": {
         "mode": "perResource", "pathTemplate": "{cluster}/{namespace}/{name}/{kind}/{sourceName}{extension}",
     } });
     let delta = Delta {
@@ -226,7 +229,7 @@ async fn w17_inventories_share_directories() {
         added: rows[2..].to_vec(),
         ..Delta::default()
     };
-    let receipt = write(&*open_dir(dir.path(), &more).await, &one, None, &delta).await.unwrap();
+    let receipt = write(&*open_dir(dir.path(), &fields).await, &one, None, &delta).await.unwrap();
     assert!(receipt.refused.is_empty());
     assert!(dir.path().join("default/team/one/node/n1.json").is_file());
 }
@@ -234,14 +237,14 @@ async fn w17_inventories_share_directories() {
 /// Kinds with equal names in different API groups and different inventories: the later one gets its group in the
 /// path, and no file of the other one moves.
 #[tokio::test]
-async fn kinds_of_one_name_in_two_inventories_are_told_apart() {
+async fn kinds_with_equal_names_in_two_inventories_get_different_files_in_a_directory() {
     let core = object("u1", "", "Service", "shop", "cart", "{}");
     let knative = object("u2", "serving.knative.dev", "Service", "shop", "cart", r#"{"n":1}"#);
     let plain = object("u3", "serving.knative.dev", "Service", "shop", "other", "{}");
     let (one, two) = (inventory("", "one"), inventory("", "two"));
     let dir = tempfile::tempdir().unwrap();
-    let more = json!({ "layout": { "mode": "perResource" } });
-    let sink = open_dir(dir.path(), &more).await;
+    let fields = json!({ "layout": { "mode": "perResource" } });
+    let sink = open_dir(dir.path(), &fields).await;
     write(&*sink, &one, None, &added(std::slice::from_ref(&core))).await.unwrap();
     let rows = [knative.clone(), plain.clone()];
     let receipt = write(&*sink, &two, None, &added(&rows)).await.unwrap();
@@ -253,8 +256,8 @@ async fn kinds_of_one_name_in_two_inventories_are_told_apart() {
         "default/shop/service/other.json",
     ];
     assert_eq!(names(), expected);
-    for place in [&one, &two] {
-        write(&*sink, place, None, &Delta::default()).await.unwrap();
+    for inventory in [&one, &two] {
+        write(&*sink, inventory, None, &Delta::default()).await.unwrap();
         assert_eq!(names(), expected);
     }
     assert_eq!(sink.baseline(&one).await.unwrap(), holding([&core]));
@@ -269,7 +272,7 @@ async fn kinds_of_one_name_in_two_inventories_are_told_apart() {
 
 /// The same with a template of the user: only colliding rows are refused, and the advice works.
 #[tokio::test]
-async fn rows_that_collide_in_a_template_are_refused_alone() {
+async fn only_rows_whose_paths_collide_are_refused() {
     let core = object("u1", "", "Service", "shop", "cart", "{}");
     let knative = object("u2", "serving.knative.dev", "Service", "shop", "cart", "{}");
     let plain = object("u3", "serving.knative.dev", "Service", "shop", "other", "{}");
@@ -279,9 +282,9 @@ async fn rows_that_collide_in_a_template_are_refused_alone() {
     let sink = open_dir(dir.path(), &template("{kind}/{sourceName}{extension}")).await;
     write(&*sink, &one, None, &added(std::slice::from_ref(&core))).await.unwrap();
     let receipt = write(&*sink, &two, None, &added(&[knative.clone(), plain.clone()])).await.unwrap();
-    let whys: Vec<&str> = receipt.refused.iter().map(|refusal| &*refusal.why).collect();
+    let reasons: Vec<&str> = receipt.refused.iter().map(|refusal| &*refusal.why).collect();
     assert_eq!(
-        whys,
+        reasons,
         [
             "Service shop/cart of target team/web (uid u2): service/cart.json is a file of inventory team/one of \
           cluster \"\", for an object of API group \"\": put {group} into spec.layout.pathTemplate, and let \
@@ -310,7 +313,7 @@ async fn rows_that_collide_in_a_template_are_refused_alone() {
 
 #[tokio::test]
 async fn files_of_others_are_never_overwritten() {
-    for (more, path) in [
+    for (fields, path) in [
         (json!({}), "inventory/team/all.json"),
         (json!({ "layout": { "mode": "perResource" } }), "default/shop/service/cart.json"),
         (json!({ "layout": { "mode": "split" } }), "inventory/team/all.json"),
@@ -319,30 +322,30 @@ async fn files_of_others_are_never_overwritten() {
         let file = dir.path().join(path);
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(&file, "precious").unwrap();
-        let sink = open_dir(dir.path(), &more).await;
+        let sink = open_dir(dir.path(), &fields).await;
         let all = inventory("", "all");
-        if more["layout"]["mode"] == "perResource" {
+        if fields["layout"]["mode"] == "perResource" {
             // Only one row is affected.
-            let receipt = write(&*sink, &all, None, &added(&shop())).await.unwrap();
+            let receipt = write(&*sink, &all, None, &added(&sample_rows())).await.unwrap();
             assert_eq!(receipt.refused.len(), 1);
             assert!(receipt.refused[0].why.contains(path), "{}", receipt.refused[0].why);
             assert_eq!(tree(dir.path())[path], "precious");
-            assert_eq!(sink.baseline(&all).await.unwrap(), holding([&shop()[0], &shop()[2]]));
+            assert_eq!(sink.baseline(&all).await.unwrap(), holding([&sample_rows()[0], &sample_rows()[2]]));
         } else {
-            let error = write(&*sink, &all, None, &added(&shop())).await.unwrap_err();
+            let error = write(&*sink, &all, None, &added(&sample_rows())).await.unwrap_err();
             assert_eq!((error.reason, error.class()), (SinkReason::Incompatible, ErrorClass::Terminal));
             assert!(error.to_string().contains(path), "{error}");
             assert_eq!(tree(dir.path()), BTreeMap::from([(path.to_owned(), "precious".to_owned())]));
         }
         fs::remove_file(&file).unwrap();
-        write(&*sink, &all, None, &added(&shop())).await.unwrap();
-        assert_eq!(sink.baseline(&all).await.unwrap(), holding(&shop()));
+        write(&*sink, &all, None, &added(&sample_rows())).await.unwrap();
+        assert_eq!(sink.baseline(&all).await.unwrap(), holding(&sample_rows()));
     }
 }
 
-/// W48 and W17: parts are added and removed with the rows.
+/// Parts are added and removed with the rows.
 #[tokio::test]
-async fn w17_w48_parts_shrink() {
+async fn parts_of_a_document_are_added_and_removed_with_rows() {
     for format in ["json", "yaml", "ndjson"] {
         let dir = tempfile::tempdir().unwrap();
         let sink = open_dir(dir.path(), &json!({ "serialization": { "format": format } })).await;
@@ -364,7 +367,8 @@ async fn w17_w48_parts_shrink() {
         for text in tree(dir.path()).values() {
             assert!(text.len() <= 4000);
         }
-        let delta = Delta { removed: rows[60..].iter().map(|row| gone(row)).collect(), ..Delta::default() };
+        let delta =
+            Delta { removed: rows[60..].iter().map(|row| removed(row)).collect(), ..Delta::default() };
         sink.write(&Batch { part_bytes: 4000, ..Batch::new(&all, &claim, &delta) }).await.unwrap();
         let fewer: Vec<String> = tree(dir.path()).into_keys().collect();
         assert!(fewer.len() < files.len());
@@ -380,20 +384,20 @@ async fn w17_w48_parts_shrink() {
     }
 }
 
-/// W64: edits by others are found and undone; a different date alone changes no file.
+/// Edits by others are found and undone; a different date alone changes no file.
 #[tokio::test]
-async fn w64_documents_change_only_with_their_rows() {
-    for more in [
+async fn documents_change_only_with_their_rows() {
+    for fields in [
         json!({}),
         json!({ "layout": { "mode": "split" } }),
         json!({ "serialization": { "compression": "gzip" } }),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let all = inventory("", "all");
-        let sink = open_dir(dir.path(), &more).await;
-        write(&*sink, &all, None, &added(&shop())).await.unwrap();
+        let sink = open_dir(dir.path(), &fields).await;
+        write(&*sink, &all, None, &added(&sample_rows())).await.unwrap();
         let before = tree(dir.path());
-        write(&*open_dir(dir.path(), &more).await, &all, None, &added(&shop())).await.unwrap();
+        write(&*open_dir(dir.path(), &fields).await, &all, None, &added(&sample_rows())).await.unwrap();
         assert_eq!(tree(dir.path()), before);
         for path in before.keys() {
             let file = dir.path().join(path);
@@ -406,11 +410,15 @@ async fn w64_documents_change_only_with_their_rows() {
                 let held = sink.baseline(&all).await.unwrap();
                 assert!(held.values().any(|digest| *digest == RowDigest(0)), "{path} {held:?}");
                 let repair = Delta {
-                    changed: shop().iter().filter(|row| held[&row.key] != row.digest).map(changed).collect(),
+                    changed: sample_rows()
+                        .iter()
+                        .filter(|row| held[&row.key] != row.digest)
+                        .map(changed)
+                        .collect(),
                     ..Delta::default()
                 };
                 write(&*sink, &all, None, &repair).await.unwrap();
-                assert_eq!(sink.baseline(&all).await.unwrap(), holding(&shop()));
+                assert_eq!(sink.baseline(&all).await.unwrap(), holding(&sample_rows()));
                 let now = tree(dir.path());
                 assert_eq!(now.keys().collect::<Vec<_>>(), before.keys().collect::<Vec<_>>());
             }
@@ -418,9 +426,9 @@ async fn w64_documents_change_only_with_their_rows() {
     }
 }
 
-/// W29: no name of an object leads out of the directory, and names never decide who owns a file.
+/// No name of an object leads out of the directory, and names never decide who owns a file.
 #[tokio::test]
-async fn w29_no_name_leads_out() {
+async fn no_name_of_an_object_leads_out_of_the_directory() {
     let outer = tempfile::tempdir().unwrap();
     let root = outer.path().join("root");
     let long = "ü".repeat(2000);
@@ -443,24 +451,26 @@ async fn w29_no_name_leads_out() {
         &long,
     ];
     for mode in ["document", "perResource", "split"] {
-        let more = json!({
+        let fields = json!({
             "pathTemplate": "{cluster}/{namespace}/{name}{extension}",
             "layout": { "mode": mode, "pathTemplate": "{cluster}/{namespace}/{name}/{sourceNamespace}/{sourceName}{extension}",
                         "index": { "pathTemplate": "i/{cluster}/{namespace}/{name}{extension}" } },
         });
-        let sink = open_dir(&root, &more).await;
+        let sink = open_dir(&root, &fields).await;
         for name in names {
-            let place = InventoryId { cluster: name.into(), namespace: Some(name.into()), name: name.into() };
-            let rows: Vec<_> =
-                names.iter().map(|n| object(&format!("{n}{name}"), "", "Pod", n, name, "{}")).collect();
-            write(&*sink, &place, None, &added(&rows)).await.unwrap();
-            assert_eq!(sink.baseline(&place).await.unwrap(), holding(&rows), "{name:?}");
+            let own = InventoryId { cluster: name.into(), namespace: Some(name.into()), name: name.into() };
+            let rows: Vec<_> = names
+                .iter()
+                .map(|namespace| object(&format!("{namespace}{name}"), "", "Pod", namespace, name, "{}"))
+                .collect();
+            write(&*sink, &own, None, &added(&rows)).await.unwrap();
+            assert_eq!(sink.baseline(&own).await.unwrap(), holding(&rows), "{name:?}");
         }
         for name in names {
-            let place = InventoryId { cluster: name.into(), namespace: Some(name.into()), name: name.into() };
-            assert_eq!(sink.baseline(&place).await.unwrap().len(), names.len(), "{name:?}");
-            let claim = sink.claim(&place, &Claimant::default()).await.unwrap();
-            sink.forget(&place, &claim).await.unwrap();
+            let own = InventoryId { cluster: name.into(), namespace: Some(name.into()), name: name.into() };
+            assert_eq!(sink.baseline(&own).await.unwrap().len(), names.len(), "{name:?}");
+            let claim = sink.claim(&own, &Claimant::default()).await.unwrap();
+            sink.forget(&own, &claim).await.unwrap();
         }
         assert_eq!(fs::read_dir(&root).unwrap().count(), 0, "{mode}");
         assert_eq!(fs::read_dir(outer.path()).unwrap().count(), 1);
@@ -468,11 +478,11 @@ async fn w29_no_name_leads_out() {
 }
 
 #[tokio::test]
-async fn links_that_lead_out_are_refused() {
+async fn symbolic_links_that_lead_out_of_the_directory_are_refused() {
     let (dir, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     std::os::unix::fs::symlink(outside.path(), dir.path().join("default")).unwrap();
     let sink = open_dir(dir.path(), &json!({ "layout": { "mode": "perResource" } })).await;
-    let error = write(&*sink, &inventory("", "all"), None, &added(&shop())).await.unwrap_err();
+    let error = write(&*sink, &inventory("", "all"), None, &added(&sample_rows())).await.unwrap_err();
     assert_eq!((error.reason, error.class()), (SinkReason::Incompatible, ErrorClass::Terminal));
     assert!(error.to_string().contains("default is a link that leads out"), "{error}");
     assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
@@ -490,7 +500,7 @@ async fn a_new_layout_replaces_the_old_one() {
         json!({ "layout": { "mode": "split" }, "serialization": { "format": "yaml" } }),
         json!({ "pathTemplate": "other/{namespace}/{name}{extension}" }),
     ];
-    let rows = shop();
+    let rows = sample_rows();
     let all = inventory("", "all");
     for from in &layouts {
         for to in layouts.iter().filter(|to| *to != from) {
@@ -517,17 +527,18 @@ async fn a_new_layout_replaces_the_old_one() {
 
 /// Manifests of an older release spell the same settings in another way: that alone is no reason to write.
 #[tokio::test]
-async fn a_manifest_of_an_older_release_is_as_good() {
+async fn a_manifest_of_an_older_release_is_not_written_again_in_a_directory() {
     // What the older release wrote for these settings.
-    for (more, former) in [
+    for (fields, former) in [
         (json!({ "layout": { "mode": "perResource" } }), "dbb1aefed5d05dfc71f223ed66f6bf63"),
         (json!({ "layout": { "mode": "document" } }), "471286e8979595a0b058e1932d4aa8d3"),
     ] {
         let dir = tempfile::tempdir().unwrap();
-        let (all, rows) = (inventory("", "all"), shop());
-        write(&*open_dir(dir.path(), &more).await, &all, None, &added(&rows)).await.unwrap();
-        let books = fs::read_dir(dir.path().join(".kollect")).unwrap().next().unwrap().unwrap().path();
-        let manifest = books.join("manifest.ndjson");
+        let (all, rows) = (inventory("", "all"), sample_rows());
+        write(&*open_dir(dir.path(), &fields).await, &all, None, &added(&rows)).await.unwrap();
+        let inventory_directory =
+            fs::read_dir(dir.path().join(".kollect")).unwrap().next().unwrap().unwrap().path();
+        let manifest = inventory_directory.join("manifest.ndjson");
         let fingerprint = || -> String {
             let text = fs::read_to_string(&manifest).unwrap();
             let header: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
@@ -538,7 +549,7 @@ async fn a_manifest_of_an_older_release_is_as_good() {
         fs::write(&manifest, &older).unwrap();
         let files = tree(dir.path());
 
-        let sink = open_dir(dir.path(), &more).await;
+        let sink = open_dir(dir.path(), &fields).await;
         assert_eq!(sink.baseline(&all).await.unwrap(), holding(&rows), "nothing is to be written");
         write(&*sink, &all, None, &Delta::default()).await.unwrap();
         assert_eq!(fs::read_to_string(&manifest).unwrap(), older, "nothing was written");
@@ -556,7 +567,7 @@ async fn a_manifest_of_an_older_release_is_as_good() {
     }
 }
 
-/// Law 13: after any deltas in any order the bytes equal those of one write.
+/// After any deltas in any order the bytes equal those of one write.
 #[tokio::test]
 async fn bytes_do_not_depend_on_the_order_of_deltas() {
     for (mode, format) in [
@@ -568,8 +579,8 @@ async fn bytes_do_not_depend_on_the_order_of_deltas() {
     ] {
         for seed in 0..12 {
             let mut random = fastrand::Rng::with_seed(seed);
-            let (place, direct) = (Files::new(mode, format), Files::new(mode, format));
-            let sink = place.open().await;
+            let (destination, direct) = (Files::new(mode, format), Files::new(mode, format));
+            let sink = destination.open().await;
             let all = inventory("", "all");
             let claim = sink.claim(&all, &Claimant::default()).await.unwrap();
             let mut rows: BTreeMap<RowKey, Arc<Row>> = BTreeMap::new();
@@ -592,7 +603,7 @@ async fn bytes_do_not_depend_on_the_order_of_deltas() {
                     delta.added.retain(|added| added.key != row.key);
                     delta.changed.retain(|changed| changed.after.key != row.key);
                     if random.bool() {
-                        delta.removed.push(gone(&row));
+                        delta.removed.push(removed(&row));
                     } else if rows.contains_key(&row.key) {
                         delta.changed.push(changed(&row));
                     } else {
@@ -610,11 +621,14 @@ async fn bytes_do_not_depend_on_the_order_of_deltas() {
                     "{mode} {format} {seed}"
                 );
             }
-            let once = direct.open().await;
-            let claim = once.claim(&all, &Claimant::default()).await.unwrap();
+            let direct_sink = direct.open().await;
+            let claim = direct_sink.claim(&all, &Claimant::default()).await.unwrap();
             let mut all_rows: Vec<_> = rows.into_values().collect();
             random.shuffle(&mut all_rows);
-            once.write(&Batch { part_bytes, ..Batch::new(&all, &claim, &added(&all_rows)) }).await.unwrap();
+            direct_sink
+                .write(&Batch { part_bytes, ..Batch::new(&all, &claim, &added(&all_rows)) })
+                .await
+                .unwrap();
             let undated = |files: BTreeMap<String, String>| -> BTreeMap<String, String> {
                 let without = |text: String| match text.split_once("\"exportedAt\":") {
                     Some((before, after)) => format!("{before}{}", after.split_once(',').unwrap().1),
@@ -622,7 +636,11 @@ async fn bytes_do_not_depend_on_the_order_of_deltas() {
                 };
                 files.into_iter().map(|(path, text)| (path, without(text))).collect()
             };
-            assert_eq!(undated(place.files("all")), undated(direct.files("all")), "{mode} {format} {seed}");
+            assert_eq!(
+                undated(destination.files("all")),
+                undated(direct.files("all")),
+                "{mode} {format} {seed}"
+            );
         }
     }
 }

@@ -7,11 +7,11 @@ use std::{
 };
 
 use kollect_model::sink::{ErrorClass, SinkReason};
-use kollect_sinks::{Files, Policy, plan_out};
+use kollect_sinks::{FilePolicy, SinkPolicy, plan_out};
 use kollect_testbed::git::GitHttp;
 use serde_json::json;
 
-use super::{Remote, Way, sinks_with_mirrors};
+use super::{Remote, TestTransport, sinks_with_mirrors};
 use crate::{
     conformance::{added, claimant, holding, inventory, row, write},
     filesystem::{object, tree},
@@ -31,9 +31,9 @@ fn files(directory: &Path) -> Vec<std::path::PathBuf> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_damaged_mirror_is_made_anew() {
+async fn a_damaged_mirror_is_replaced() {
     for damage in 0..7 {
-        let remote = Remote::new(Way::Https, json!({ "layout": { "mode": "perResource" } }));
+        let remote = Remote::new(TestTransport::Https, json!({ "layout": { "mode": "perResource" } }));
         let sink = remote.open().await;
         let all = inventory("", "all");
         let mut rows: Vec<_> =
@@ -56,9 +56,9 @@ async fn a_damaged_mirror_is_made_anew() {
             5 => fs::remove_dir_all(mirror.join("objects/pack")).unwrap(),
             _ => fs::write(mirror.join("config"), "[core\nnonsense").unwrap(),
         }
-        let more = object("u9", "", "Pod", "s", "p9", "{}");
-        write(&*sink, &all, None, &added(std::slice::from_ref(&more))).await.unwrap();
-        rows.push(more);
+        let another = object("u9", "", "Pod", "s", "p9", "{}");
+        write(&*sink, &all, None, &added(std::slice::from_ref(&another))).await.unwrap();
+        rows.push(another);
         assert_eq!(remote.open().await.baseline(&all).await.unwrap(), holding(&rows), "damage {damage}");
         assert_eq!(tree(&remote.checkout().path).len(), 5);
     }
@@ -66,7 +66,7 @@ async fn a_damaged_mirror_is_made_anew() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_mirror_stays_small() {
-    let remote = Remote::new(Way::File, json!({ "layout": { "mode": "perResource" } }));
+    let remote = Remote::new(TestTransport::File, json!({ "layout": { "mode": "perResource" } }));
     let sink = remote.open().await;
     let all = inventory("", "all");
     let rows: Vec<_> =
@@ -92,19 +92,19 @@ async fn a_mirror_stays_small() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_mirror_belongs_to_us_alone() {
-    let remote = Remote::plain();
+async fn a_mirror_directory_that_other_users_can_write_is_refused() {
+    let remote = Remote::with_default_settings();
     let all = inventory("", "all");
     let outside = tempfile::tempdir().unwrap();
-    let place = tempfile::tempdir().unwrap();
-    let link = place.path().join("link");
+    let parent = tempfile::tempdir().unwrap();
+    let link = parent.path().join("link");
     symlink(outside.path(), &link).unwrap();
-    let open = place.path().join("open");
-    fs::create_dir(&open).unwrap();
-    fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
-    for (mirrors, why) in [(&link, "symbolic link"), (&open, "others may write")] {
+    let writable_by_all = parent.path().join("open");
+    fs::create_dir(&writable_by_all).unwrap();
+    fs::set_permissions(&writable_by_all, fs::Permissions::from_mode(0o777)).unwrap();
+    for (mirrors, why) in [(&link, "symbolic link"), (&writable_by_all, "others may write")] {
         let sinks = sinks_with_mirrors(mirrors.clone());
-        let sink = sinks.open(&remote.plan(&json!({})), &Policy::default()).await.unwrap();
+        let sink = sinks.open(&remote.plan(&json!({})), &SinkPolicy::default()).await.unwrap();
         let error = sink.baseline(&all).await.unwrap_err();
         assert_eq!(error.reason, SinkReason::Forbidden);
         assert!(
@@ -113,21 +113,23 @@ async fn a_mirror_belongs_to_us_alone() {
         );
     }
     assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
-    let good = place.path().join("new/er");
-    let sink =
-        sinks_with_mirrors(good.clone()).open(&remote.plan(&json!({})), &Policy::default()).await.unwrap();
+    let private = parent.path().join("new/er");
+    let sink = sinks_with_mirrors(private.clone())
+        .open(&remote.plan(&json!({})), &SinkPolicy::default())
+        .await
+        .unwrap();
     sink.baseline(&all).await.unwrap();
-    assert_eq!(fs::metadata(&good).unwrap().permissions().mode() & 0o777, 0o700);
+    assert_eq!(fs::metadata(&private).unwrap().permissions().mode() & 0o777, 0o700);
 }
 
 /// If a push fails, the objects of its commits are stored nowhere.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_push_that_fails_leaves_nothing() {
+async fn a_failed_push_leaves_no_objects() {
     let mut server = GitHttp::start().unwrap();
     let repository = server.create("broken").unwrap();
-    let mut remote = Remote::new(Way::Https, json!({}));
+    let mut remote = Remote::new(TestTransport::Https, json!({}));
     remote.url = server.url("broken");
-    remote.more = json!({ "tls": { "insecureSkipVerify": true } });
+    remote.fields = json!({ "tls": { "insecureSkipVerify": true } });
     let sink = remote.open().await;
     let all = inventory("", "all");
     write(&*sink, &all, None, &added(&[row("u1", "{}")])).await.unwrap();
@@ -151,8 +153,8 @@ async fn a_push_that_fails_leaves_nothing() {
 
 /// Credentials are in no file, and in no error.
 #[tokio::test(flavor = "multi_thread")]
-async fn w41_credentials_stay_in_memory() {
-    let remote = Remote::new(Way::Https, json!({}));
+async fn credentials_stay_in_memory() {
+    let remote = Remote::new(TestTransport::Https, json!({}));
     let sink = remote.open().await;
     write(&*sink, &inventory("", "all"), None, &added(&[row("u1", "{}")])).await.unwrap();
     for file in files(remote.mirrors.path()) {
@@ -168,31 +170,33 @@ async fn w41_credentials_stay_in_memory() {
 
 /// The check uses the same client as the export, with its certificates and known hosts.
 #[tokio::test(flavor = "multi_thread")]
-async fn w21_w22_the_probe_is_the_client_of_the_export() {
-    for way in [Way::Https, Way::Ssh, Way::File] {
-        let remote = Remote::new(way, json!({}));
+async fn the_probe_uses_the_client_of_the_export() {
+    for transport in [TestTransport::Https, TestTransport::Ssh, TestTransport::File] {
+        let remote = Remote::new(transport, json!({}));
         remote.open().await.check().await.unwrap();
         fs::remove_dir_all(remote.repository.path()).unwrap();
         let sink = remote.open_with(&json!({ "provisioning": { "mode": "existing" } })).await;
         let error = sink.check().await.unwrap_err();
-        assert_eq!(error.reason, SinkReason::Missing, "{way:?} {error}");
+        assert_eq!(error.reason, SinkReason::Missing, "{transport:?} {error}");
     }
     // A user who may read and not write gets the error before the first export.
-    let remote = Remote::new(Way::Https, json!({}));
+    let remote = Remote::new(TestTransport::Https, json!({}));
     remote.git(&["config", "http.receivepack", "false"]);
     let error = remote.open().await.check().await.unwrap_err();
     assert_eq!(error.reason, SinkReason::Forbidden, "{error}");
     // `engine: cli` uses the same engine.
-    let remote = Remote::new(Way::Https, json!({ "git": { "engine": "cli" } }));
+    let remote = Remote::new(TestTransport::Https, json!({ "git": { "engine": "cli" } }));
     write(&*remote.open().await, &inventory("", "all"), None, &added(&[row("u1", "{}")])).await.unwrap();
 }
 
 /// Names that are special to Git or to file systems, and ordinary ones.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_name_leaves_the_tree() {
+async fn no_name_of_an_object_leads_out_of_the_branch() {
     let template = ".{sourceName}/{sourceNamespace}.{group}/{kind}~{uid}{extension}";
-    let remote =
-        Remote::new(Way::Https, json!({ "layout": { "mode": "perResource", "pathTemplate": template } }));
+    let remote = Remote::new(
+        TestTransport::Https,
+        json!({ "layout": { "mode": "perResource", "pathTemplate": template } }),
+    );
     let sink = remote.open().await;
     let all = inventory("", "all");
     let long = "n".repeat(4000);
@@ -229,10 +233,10 @@ async fn no_name_leaves_the_tree() {
             let plain = plain.to_lowercase();
             let plain = plain.split(':').next().unwrap().trim_end_matches(['.', ' ']);
             assert!(!matches!(plain, ".git" | "git~1" | "" | "." | ".."), "{path}");
-            let books = path.ends_with(".ndjson")
+            let is_kollect_file = path.ends_with(".ndjson")
                 || path.ends_with("/manifest.json")
                 || path == ".kollect/.gitattributes";
-            assert!(depth > 0 || plain != ".kollect" || books, "{path}");
+            assert!(depth > 0 || plain != ".kollect" || is_kollect_file, "{path}");
         }
     }
     for template in [".git/{uid}", "x/.GIT/{uid}", "a/.git./{uid}", "git~1/{uid}", "x/../{uid}"] {
@@ -244,20 +248,20 @@ async fn no_name_leaves_the_tree() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_directory_is_enough_and_made_if_need_be() {
+async fn a_repository_in_a_directory_is_created_if_it_is_missing() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("new/inventory.git");
     let plan = plan_out(&format!("git:{}?layout=perResource&format=json", path.display())).unwrap();
     let sinks = sinks_with_mirrors(directory.path().join("mirrors"));
-    let sink = sinks.open(&plan, &Policy::default()).await.unwrap();
+    let sink = sinks.open(&plan, &SinkPolicy::default()).await.unwrap();
     write(&*sink, &inventory("", "all"), None, &added(&[row("u1", "{}")])).await.unwrap();
     let log = super::git(&path, &["log", "--format=%s", "main"]);
     assert!(log.starts_with("chore(default/team/all): export 1 items @ "), "{log}");
     // In the operator, files must be below its root, or are refused.
     for (files, why) in
-        [(Files::Refused, "--file-sink-root"), (Files::Below(directory.path().into()), "relative")]
+        [(FilePolicy::Refused, "--file-sink-root"), (FilePolicy::Below(directory.path().into()), "relative")]
     {
-        let policy = Policy { files, ..Policy::default() };
+        let policy = SinkPolicy { files, ..SinkPolicy::default() };
         let errors = plan.check(&policy).unwrap_err();
         assert!(errors[0].to_string().contains(why), "{}", errors[0]);
     }

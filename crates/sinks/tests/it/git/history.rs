@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use kollect_model::{
-    batch::{Batch, Changed, Delta, Removed},
+    batch::{Batch, ChangedRow, Delta, RemovedRow},
     row::Row,
     sink::Sink,
 };
 use serde_json::json;
 
-use super::{Remote, Way};
+use super::{Remote, TestTransport};
 use crate::{
-    conformance::{added, changed, claimant, gone, holding, inventory, write},
+    conformance::{added, changed, claimant, holding, inventory, removed, write},
     filesystem::{object, tree},
 };
 
@@ -19,8 +19,8 @@ fn deployment(name: &str, attributes: &str) -> Arc<Row> {
     object(&format!("uid-{name}"), "apps", "Deployment", "shop", name, attributes)
 }
 
-fn removed(row: &Row) -> Delta {
-    Delta { removed: vec![gone(row)], ..Delta::default() }
+fn removal(row: &Row) -> Delta {
+    Delta { removed: vec![removed(row)], ..Delta::default() }
 }
 
 fn change(after: &Arc<Row>) -> Delta {
@@ -28,8 +28,8 @@ fn change(after: &Arc<Row>) -> Delta {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_log_alone_answers_what_happened() {
-    let remote = Remote::plain();
+async fn commit_messages_say_which_rows_changed() {
+    let remote = Remote::with_default_settings();
     let sink = remote.open().await;
     let all = inventory("prod", "all");
     let (old, new) =
@@ -38,8 +38,8 @@ async fn the_log_alone_answers_what_happened() {
     write(&*sink, &all, None, &added(&[node.clone(), old.clone()])).await.unwrap();
     let delta = Delta {
         added: vec![deployment("web", "{}")],
-        changed: vec![Changed { before: Some(old), after: new.clone() }],
-        removed: vec![Removed { key: node.key.clone(), before: None }],
+        changed: vec![ChangedRow { before: Some(old), after: new.clone() }],
+        removed: vec![RemovedRow { key: node.key.clone(), before: None }],
     };
     write(&*sink, &all, None, &delta).await.unwrap();
     // After a restart the delta has no former rows; they are read from the files.
@@ -66,7 +66,7 @@ async fn the_log_alone_answers_what_happened() {
             + "~ shop/Deployment/cart: image cart:1.2 → cart:1.3, note - → \"two\\nlines\""
     );
     assert_eq!(commits.len(), 3);
-    // The books are committed, but hidden in diffs.
+    // Manifests are committed, but hidden in diffs.
     let diff = remote.checkout().git(&["log", "-1", "-p"]);
     assert!(diff.contains("-    image: cart:1.2\n+    image: cart:1.3\n"), "{diff}");
     assert!(diff.contains("Binary files a/.kollect/") && !diff.contains("+{\"target\""), "{diff}");
@@ -81,9 +81,9 @@ async fn templates_and_trailers_are_filled() {
         "commitTrailers": ["Signed-off-by: Audit <audit@example.com>", "Inventory: {name}"],
         "author": { "name": "Robot", "email": "robot@example.com" },
     } });
-    let remote = Remote::new(Way::File, git);
+    let remote = Remote::new(TestTransport::File, git);
     let plan = remote.plan(&json!({})).named("nightly");
-    let sink = remote.sinks().open(&plan, &kollect_sinks::Policy::default()).await.unwrap();
+    let sink = remote.sinks().open(&plan, &kollect_sinks::SinkPolicy::default()).await.unwrap();
     let all = inventory("", "all");
     let claim = sink.claim(&all, &claimant(None)).await.unwrap();
     let delta = added(&[deployment("cart", "{}")]);
@@ -103,7 +103,7 @@ async fn templates_and_trailers_are_filled() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn long_lists_are_cut_with_a_count() {
-    let remote = Remote::plain();
+    let remote = Remote::with_default_settings();
     let rows: Vec<_> = (0..60).map(|i| deployment(&format!("d{i:02}"), "{}")).collect();
     write(&*remote.open().await, &inventory("", "all"), None, &added(&rows)).await.unwrap();
     let body = remote.git(&["log", "-1", "--format=%b"]);
@@ -113,7 +113,7 @@ async fn long_lists_are_cut_with_a_count() {
 
 /// Also after a restart, and although documents contain the time of the export.
 #[tokio::test(flavor = "multi_thread")]
-async fn w64_nothing_changed_makes_no_commit() {
+async fn unchanged_rows_make_no_commit() {
     for (mode, format) in [
         ("document", "yaml"),
         ("document", "json"),
@@ -123,7 +123,7 @@ async fn w64_nothing_changed_makes_no_commit() {
         ("split", "yaml"),
     ] {
         let remote = Remote::new(
-            Way::File,
+            TestTransport::File,
             json!({ "layout": { "mode": mode }, "serialization": { "format": format } }),
         );
         let all = inventory("", "all");
@@ -141,9 +141,9 @@ async fn w64_nothing_changed_makes_no_commit() {
 
 /// Files are removed with their rows, also the last one of a directory; files of other inventories there stay.
 #[tokio::test(flavor = "multi_thread")]
-async fn w17_files_belong_to_inventories() {
-    let more = json!({ "layout": { "mode": "perResource" } });
-    let remote = Remote::new(Way::Https, more);
+async fn an_inventory_removes_only_its_own_files_from_a_branch() {
+    let fields = json!({ "layout": { "mode": "perResource" } });
+    let remote = Remote::new(TestTransport::Https, fields);
     let sink = remote.open().await;
     let (one, two) = (inventory("", "one"), inventory("", "two"));
     let (cart, web) = (deployment("cart", "{}"), deployment("web", "{}"));
@@ -153,27 +153,27 @@ async fn w17_files_belong_to_inventories() {
     let files = || tree(&remote.checkout().path).into_keys().collect::<Vec<_>>();
     let (cart_file, web_file) = ("default/shop/deployment/cart.yaml", "default/shop/deployment/web.yaml");
     assert_eq!(files(), ["default/night/job/copy.yaml", cart_file, web_file]);
-    write(&*sink, &one, None, &removed(&job)).await.unwrap();
+    write(&*sink, &one, None, &removal(&job)).await.unwrap();
     assert_eq!(files(), [cart_file, web_file]);
     // The same object in both: neither inventory takes the file of the other.
     let receipt = write(&*sink, &two, None, &added(std::slice::from_ref(&cart))).await.unwrap();
     assert!(receipt.refused[0].why.contains("cart.yaml is a file of inventory team/one"), "{receipt:?}");
     assert_eq!(sink.baseline(&two).await.unwrap(), holding([&web]));
-    write(&*sink, &one, None, &removed(&cart)).await.unwrap();
+    write(&*sink, &one, None, &removal(&cart)).await.unwrap();
     assert_eq!(files(), [web_file]);
     let claim = sink.claim(&one, &claimant(None)).await.unwrap();
     sink.forget(&one, &claim).await.unwrap();
     assert_eq!(files(), [web_file]);
     let claim = sink.claim(&two, &claimant(None)).await.unwrap();
     sink.forget(&two, &claim).await.unwrap();
-    assert_eq!(remote.git(&["ls-tree", "-r", "main"]), "", "the books are gone too");
+    assert_eq!(remote.git(&["ls-tree", "-r", "main"]), "", "the manifests are removed too");
     assert_eq!(remote.git(&["for-each-ref", "--format=%(refname)"]), "refs/heads/main");
     assert_eq!(remote.git(&["log", "-1", "--format=%B"]), "chore(default/team/two): remove the inventory");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn w18_rows_with_one_path_are_told_apart() {
-    let remote = Remote::new(Way::File, json!({ "layout": { "mode": "perResource" } }));
+async fn rows_that_would_share_a_path_get_different_files_on_a_branch() {
+    let remote = Remote::new(TestTransport::File, json!({ "layout": { "mode": "perResource" } }));
     let sink = remote.open().await;
     let all = inventory("", "all");
     let knative = object("k1", "serving.knative.dev", "Service", "shop", "cart", "{}");
@@ -186,8 +186,8 @@ async fn w18_rows_with_one_path_are_told_apart() {
     assert_eq!(receipt.warnings, Vec::<String>::new());
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&knative, &core]));
     // The group does not distinguish these two.
-    let twin = object("c2", "", "Service", "shop", "cart", "{}");
-    let receipt = write(&*sink, &all, None, &added(std::slice::from_ref(&twin))).await.unwrap();
+    let same_name = object("c2", "", "Service", "shop", "cart", "{}");
+    let receipt = write(&*sink, &all, None, &added(std::slice::from_ref(&same_name))).await.unwrap();
     let files: Vec<String> = tree(&remote.checkout().path).into_keys().collect();
     assert_eq!(files.len(), 3, "{files:?}");
     assert_eq!(files[0], grouped[1]);
@@ -200,8 +200,8 @@ async fn w18_rows_with_one_path_are_told_apart() {
     // The warning is given when the collision begins, not with every write.
     let web = deployment("web", "{}");
     assert_eq!(write(&*sink, &all, None, &added(&[web])).await.unwrap().warnings, Vec::<String>::new());
-    for gone in [&twin, &knative] {
-        write(&*sink, &all, None, &removed(gone)).await.unwrap();
+    for row in [&same_name, &knative] {
+        write(&*sink, &all, None, &removal(row)).await.unwrap();
     }
     let files: Vec<String> = tree(&remote.checkout().path).into_keys().collect();
     assert_eq!(files, ["default/shop/deployment/web.yaml", "default/shop/service/cart.yaml"]);
@@ -210,8 +210,8 @@ async fn w18_rows_with_one_path_are_told_apart() {
 /// Kinds with equal names in different API groups and different inventories: both are written, and an existing file
 /// does not move because of the other.
 #[tokio::test(flavor = "multi_thread")]
-async fn kinds_of_one_name_in_two_inventories_are_told_apart() {
-    let remote = Remote::new(Way::File, json!({ "layout": { "mode": "perResource" } }));
+async fn kinds_with_equal_names_in_two_inventories_get_different_files_on_a_branch() {
+    let remote = Remote::new(TestTransport::File, json!({ "layout": { "mode": "perResource" } }));
     let sink = remote.open().await;
     let (one, two) = (inventory("", "one"), inventory("", "two"));
     let core = object("c1", "", "Service", "shop", "cart", "{}");
@@ -223,29 +223,30 @@ async fn kinds_of_one_name_in_two_inventories_are_told_apart() {
     let files = || tree(&remote.checkout().path).into_keys().collect::<Vec<_>>();
     let (plain, second) = ("default/shop/service/cart.yaml", "default/shop/service/other.yaml");
     assert_eq!(files(), ["default/shop/service.serving.knative.dev/cart.yaml", plain, second]);
-    for place in [&one, &two] {
-        write(&*sink, place, None, &Delta::default()).await.unwrap();
+    for inventory in [&one, &two] {
+        write(&*sink, inventory, None, &Delta::default()).await.unwrap();
     }
     assert_eq!(remote.commits(), 2, "nothing is written again");
     assert_eq!(sink.baseline(&one).await.unwrap(), holding([&core]));
     assert_eq!(sink.baseline(&two).await.unwrap(), holding([&knative, &other]));
     // Once the other file is gone, one commit moves the row to the path without the group.
-    write(&*sink, &one, None, &removed(&core)).await.unwrap();
+    write(&*sink, &one, None, &removal(&core)).await.unwrap();
     write(&*sink, &two, None, &Delta::default()).await.unwrap();
     assert_eq!(files(), [plain, second]);
     assert_eq!(remote.commits(), 4);
 }
 
-/// Books of an older release spell the same settings in another way: that alone is no reason for a commit.
+/// A manifest of an older release spells the same settings in another way: that alone is no reason for a commit.
 #[tokio::test(flavor = "multi_thread")]
-async fn books_of_an_older_release_are_as_good() {
-    let remote = Remote::new(Way::File, json!({ "layout": { "mode": "perResource" } }));
+async fn a_manifest_of_an_older_release_is_not_written_again_on_a_branch() {
+    let remote = Remote::new(TestTransport::File, json!({ "layout": { "mode": "perResource" } }));
     let all = inventory("", "all");
     let (cart, web) = (deployment("cart", "{}"), deployment("web", "{}"));
     write(&*remote.open().await, &all, None, &added(&[cart.clone(), web.clone()])).await.unwrap();
     let header = |path: &std::path::Path| {
-        let books = std::fs::read_dir(path.join(".kollect")).unwrap().map(|entry| entry.unwrap().path());
-        let file = books.map(|books| books.join("manifest.json")).find(|file| file.is_file()).unwrap();
+        let entries = std::fs::read_dir(path.join(".kollect")).unwrap().map(|entry| entry.unwrap().path());
+        let file =
+            entries.map(|directory| directory.join("manifest.json")).find(|file| file.is_file()).unwrap();
         let text = std::fs::read_to_string(&file).unwrap();
         let header: serde_json::Value = serde_json::from_str(&text).unwrap();
         (file, text, header["settings"].as_str().unwrap().to_owned())
@@ -259,7 +260,7 @@ async fn books_of_an_older_release_are_as_good() {
     let sink = remote.open().await;
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&cart, &web]));
     write(&*sink, &all, None, &Delta::default()).await.unwrap();
-    assert_eq!(remote.git(&["rev-parse", "main"]), before, "no commit for the sake of it");
+    assert_eq!(remote.git(&["rev-parse", "main"]), before, "no commit for the spelling alone");
     let new = deployment("cart", r#"{"n":1}"#);
     write(&*sink, &all, None, &Delta { changed: vec![changed(&new)], ..Delta::default() }).await.unwrap();
     let shown = remote.git(&["diff", "--name-only", &before, "main", "--", "default"]);
@@ -269,10 +270,10 @@ async fn books_of_an_older_release_are_as_good() {
 
 /// With `layout: {}` the rows decide: whole objects get separate files.
 #[tokio::test(flavor = "multi_thread")]
-async fn w63_an_empty_layout_still_chooses() {
-    let remote = Remote::new(Way::File, json!({ "layout": {} }));
-    let whole = r#"{"resource":{"apiVersion":"apps/v1","kind":"Deployment","spec":{"replicas":2}}}"#;
-    write(&*remote.open().await, &inventory("", "all"), None, &added(&[deployment("cart", whole)]))
+async fn with_an_empty_layout_the_rows_decide_the_mode() {
+    let remote = Remote::new(TestTransport::File, json!({ "layout": {} }));
+    let whole_object = r#"{"resource":{"apiVersion":"apps/v1","kind":"Deployment","spec":{"replicas":2}}}"#;
+    write(&*remote.open().await, &inventory("", "all"), None, &added(&[deployment("cart", whole_object)]))
         .await
         .unwrap();
     let files = tree(&remote.checkout().path);
@@ -285,7 +286,7 @@ async fn w63_an_empty_layout_still_chooses() {
 /// One changed file among many sends only a few objects.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_change_sends_few_objects() {
-    let remote = Remote::new(Way::Https, json!({ "layout": { "mode": "perResource" } }));
+    let remote = Remote::new(TestTransport::Https, json!({ "layout": { "mode": "perResource" } }));
     let sink = remote.open().await;
     let all = inventory("", "all");
     let rows: Vec<_> = (0..2000).map(|i| deployment(&format!("d{i}"), r#"{"n":1}"#)).collect();
@@ -308,26 +309,26 @@ async fn one_change_sends_few_objects() {
 
 /// Inventories that are written at the same time share one push.
 #[tokio::test(flavor = "multi_thread")]
-async fn inventories_on_one_branch_have_one_writer() {
-    let remote = Remote::new(Way::Https, json!({}));
+async fn inventories_that_are_written_at_once_share_a_push() {
+    let remote = Remote::new(TestTransport::Https, json!({}));
     let count = remote.repository.path().join("pushes");
     // Slow enough that the other writes queue up.
     remote.repository.hook("post-receive", &format!("cat >> {}; sleep 0.3", count.display())).unwrap();
     let sinks = remote.sinks();
     let sink: Arc<dyn Sink> =
-        sinks.open(&remote.plan(&json!({})), &kollect_sinks::Policy::default()).await.unwrap().into();
+        sinks.open(&remote.plan(&json!({})), &kollect_sinks::SinkPolicy::default()).await.unwrap().into();
     let mut claims = Vec::new();
     for i in 0..8 {
-        let place = inventory("", &format!("i{i}"));
-        let claim = sink.claim(&place, &claimant(None)).await.unwrap();
-        claims.push((place, claim));
+        let own = inventory("", &format!("i{i}"));
+        let claim = sink.claim(&own, &claimant(None)).await.unwrap();
+        claims.push((own, claim));
     }
     std::fs::write(&count, "").unwrap();
-    let writes = claims.into_iter().map(|(place, claim)| {
+    let writes = claims.into_iter().map(|(inventory, claim)| {
         let sink = sink.clone();
         tokio::spawn(async move {
-            let delta = added(&[deployment(&place.name, "{}")]);
-            sink.write(&Batch::new(&place, &claim, &delta)).await.map(drop)
+            let delta = added(&[deployment(&inventory.name, "{}")]);
+            sink.write(&Batch::new(&inventory, &claim, &delta)).await.map(drop)
         })
     });
     for written in futures::future::join_all(writes).await {

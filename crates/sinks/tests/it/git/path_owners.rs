@@ -7,19 +7,19 @@ use kollect_model::{
     row::Row,
     sink::{ErrorClass, Sink, SinkReason},
 };
-use kollect_sinks::Policy;
+use kollect_sinks::SinkPolicy;
 use serde_json::{Value, json};
 
-use super::{Remote, Way, sinks_with_mirrors};
+use super::{Remote, TestTransport, sinks_with_mirrors};
 use crate::{
     conformance::{added, claimant, compare, holding, inventory, write},
-    filesystem::{books, object, owners, path_owners::with_own, tree},
+    filesystem::{inventory_directories, object, owners, path_owners::with_own_path, tree},
 };
 
 const PATH: &str = "p.json";
 
 /// One file per row; the path does not contain the inventory.
-fn shared_names() -> Value {
+fn paths_without_inventory() -> Value {
     json!({ "layout": { "mode": "perResource", "pathTemplate": "{sourceName}.json" } })
 }
 
@@ -28,27 +28,27 @@ fn pod(inventory: &str, content: &str) -> Arc<Row> {
 }
 
 /// The same object in two inventories: their files would be equal.
-fn twin() -> Arc<Row> {
+fn same_pod() -> Arc<Row> {
     object("u", "", "Pod", "shop", "p", "{}")
 }
 
 /// Another user commits the removal of the file.
-fn delete(remote: &Remote) {
+fn delete_file(remote: &Remote) {
     let checkout = remote.checkout();
     fs::remove_file(checkout.path.join(PATH)).unwrap();
     checkout.push("tidy up");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_path_whose_file_was_deleted_keeps_its_owner() {
-    for rows in [[pod("one", "1"), pod("two", "2")], [twin(), twin()]] {
-        let remote = Remote::new(Way::Https, shared_names());
+async fn a_path_whose_file_was_deleted_keeps_its_owner_on_a_branch() {
+    for rows in [[pod("one", "1"), pod("two", "2")], [same_pod(), same_pod()]] {
+        let remote = Remote::new(TestTransport::Https, paths_without_inventory());
         let sink = remote.open().await;
         // The inventory with the later name has the path: here the order of names has no effect.
         let (one, two) = (inventory("", "two"), inventory("", "one"));
         write(&*sink, &one, None, &added(&rows[..1])).await.unwrap();
         let before = tree(&remote.checkout().path);
-        delete(&remote);
+        delete_file(&remote);
         for _ in 0..2 {
             let receipt = compare(&*sink, &two, &rows[1..]).await.unwrap();
             assert_eq!(receipt.refused.len(), 1);
@@ -68,59 +68,62 @@ async fn a_path_whose_file_was_deleted_keeps_its_owner() {
 
 /// Documents and indexes: the whole inventory is refused.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_document_that_was_deleted_keeps_its_owner() {
+async fn a_document_that_was_deleted_keeps_its_owner_on_a_branch() {
     for mode in ["document", "split"] {
-        let more = json!({ "pathTemplate": PATH, "layout": { "mode": mode, "index": { "pathTemplate": PATH },
+        let fields = json!({ "pathTemplate": PATH, "layout": { "mode": mode, "index": { "pathTemplate": PATH },
             "pathTemplate": "{name}/{sourceName}.json" } });
-        let remote = Remote::new(Way::File, more);
+        let remote = Remote::new(TestTransport::File, fields);
         let sink = remote.open().await;
         let (one, two) = (inventory("", "one"), inventory("", "two"));
-        write(&*sink, &one, None, &added(&[twin()])).await.unwrap();
-        delete(&remote);
-        let error = compare(&*sink, &two, &[twin()]).await.unwrap_err();
+        write(&*sink, &one, None, &added(&[same_pod()])).await.unwrap();
+        delete_file(&remote);
+        let error = compare(&*sink, &two, &[same_pod()]).await.unwrap_err();
         assert_eq!((error.reason, error.class()), (SinkReason::OwnedByOther, ErrorClass::Terminal));
         assert!(error.to_string().contains("a file of inventory team/one"), "{error}");
-        compare(&*sink, &one, &[twin()]).await.unwrap();
+        compare(&*sink, &one, &[same_pod()]).await.unwrap();
         assert_eq!(owners(&remote.checkout().path, PATH), ["one"]);
-        assert_eq!(sink.baseline(&one).await.unwrap(), holding(&[twin()]));
+        assert_eq!(sink.baseline(&one).await.unwrap(), holding(&[same_pod()]));
     }
 }
 
 /// Three ways to give up a path: its row is removed, the inventory is forgotten, or its files move.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_path_that_was_given_up_goes_to_the_next() {
-    for how in ["row", "inventory", "layout"] {
-        let remote = Remote::new(Way::File, shared_names());
+async fn a_path_that_was_given_up_can_be_used_by_another_inventory_on_a_branch() {
+    for reason in ["row", "inventory", "layout"] {
+        let remote = Remote::new(TestTransport::File, paths_without_inventory());
         let sink = remote.open().await;
         let (one, two) = (inventory("", "one"), inventory("", "two"));
         let rows = [pod("one", "1"), pod("two", "2")];
         write(&*sink, &one, None, &added(&rows[..1])).await.unwrap();
-        delete(&remote);
+        delete_file(&remote);
         assert_eq!(compare(&*sink, &two, &rows[1..]).await.unwrap().refused.len(), 1);
-        match how {
+        match reason {
             "row" => drop(compare(&*sink, &one, &[]).await.unwrap()),
             "inventory" => {
                 let claim = sink.claim(&one, &claimant(None)).await.unwrap();
                 sink.forget(&one, &claim).await.unwrap();
             }
             _ => {
-                let more = json!({ "layout": { "mode": "perResource", "pathTemplate": "{uid}.json" } });
-                compare(&*remote.open_with(&more).await, &one, &rows[..1]).await.unwrap();
+                let fields = json!({ "layout": { "mode": "perResource", "pathTemplate": "{uid}.json" } });
+                compare(&*remote.open_with(&fields).await, &one, &rows[..1]).await.unwrap();
             }
         }
-        assert!(compare(&*sink, &two, &rows[1..]).await.unwrap().refused.is_empty(), "{how}");
+        assert!(compare(&*sink, &two, &rows[1..]).await.unwrap().refused.is_empty(), "{reason}");
         let checkout = remote.checkout();
-        assert_eq!(owners(&checkout.path, PATH), ["two"], "{how}");
-        assert!(tree(&checkout.path)[PATH].contains("two-2"), "{how}");
+        assert_eq!(owners(&checkout.path, PATH), ["two"], "{reason}");
+        assert!(tree(&checkout.path)[PATH].contains("two-2"), "{reason}");
     }
 }
 
 /// A branch as an older release may have left it: the manifests of both inventories name one path. `file`: whose
 /// file exists, or another text for its content; `None` for no file.
-async fn contested(more: &Value, rows: &[Arc<Row>; 2], file: Option<&str>) -> Remote {
-    let (remote, other) = (Remote::new(Way::File, more.clone()), Remote::new(Way::File, more.clone()));
+async fn contested_branch(fields: &Value, rows: &[Arc<Row>; 2], file: Option<&str>) -> Remote {
+    let (remote, other) =
+        (Remote::new(TestTransport::File, fields.clone()), Remote::new(TestTransport::File, fields.clone()));
     for (remote, name, row) in [(&remote, "one", &rows[0]), (&other, "two", &rows[1])] {
-        write(&*remote.open().await, &inventory("", name), None, &added(&with_own(name, row))).await.unwrap();
+        write(&*remote.open().await, &inventory("", name), None, &added(&with_own_path(name, row)))
+            .await
+            .unwrap();
     }
     let (checkout, theirs) = (remote.checkout(), other.checkout());
     for (path, text) in tree(&theirs.path).iter().filter(|(path, _)| *path != PATH && !path.starts_with('.'))
@@ -129,7 +132,7 @@ async fn contested(more: &Value, rows: &[Arc<Row>; 2], file: Option<&str>) -> Re
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(file, text).unwrap();
     }
-    let from = &books(&theirs.path)[0];
+    let from = &inventory_directories(&theirs.path)[0];
     let to = checkout.path.join(".kollect").join(from.file_name().unwrap());
     fs::create_dir(&to).unwrap();
     for file in fs::read_dir(from).unwrap().map(|entry| entry.unwrap()) {
@@ -147,21 +150,21 @@ async fn contested(more: &Value, rows: &[Arc<Row>; 2], file: Option<&str>) -> Re
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_path_of_two_manifests_goes_to_one_of_them() {
+async fn a_path_that_two_manifests_name_goes_to_one_of_them_on_a_branch() {
     let different = [pod("one", "1"), pod("two", "2")];
     for (rows, file, winner) in [
         (&different, Some("one"), "one"),
         (&different, Some("two"), "two"),
         (&different, Some("edited"), "one"),
         (&different, None, "one"),
-        (&[twin(), twin()], Some("one"), "one"),
+        (&[same_pod(), same_pod()], Some("one"), "one"),
     ] {
         // The order does not matter.
         for order in [["one", "two"], ["two", "one"]] {
             let shown = format!("{file:?} {order:?}");
-            let remote = contested(&shared_names(), rows, file).await;
+            let remote = contested_branch(&paths_without_inventory(), rows, file).await;
             let sink = remote.open().await;
-            let all = |name: &str| with_own(name, &rows[usize::from(name == "two")]);
+            let all = |name: &str| with_own_path(name, &rows[usize::from(name == "two")]);
             let mut tip = String::new();
             for round in 0..4 {
                 for name in order {
@@ -192,21 +195,21 @@ async fn a_path_of_two_manifests_goes_to_one_of_them() {
 
 /// The inventory that loses a document has none and reports that; the file of the other one is not changed.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_document_of_two_manifests_goes_to_one_of_them() {
+async fn a_document_that_two_manifests_name_goes_to_one_of_them_on_a_branch() {
     for mode in ["document", "split"] {
-        let more = json!({ "pathTemplate": PATH, "layout": { "mode": mode, "index": { "pathTemplate": PATH },
+        let fields = json!({ "pathTemplate": PATH, "layout": { "mode": mode, "index": { "pathTemplate": PATH },
             "pathTemplate": "{name}/{sourceName}.json" } });
         for order in [["one", "two"], ["two", "one"]] {
             let rows = [pod("one", "1"), pod("two", "2")];
-            let remote = contested(&more, &rows, Some("two")).await;
+            let remote = contested_branch(&fields, &rows, Some("two")).await;
             let before = tree(&remote.checkout().path)[PATH].clone();
             let sink = remote.open().await;
             let mut tip = String::new();
             for round in 0..3 {
                 for name in order {
-                    let all = with_own(name, &rows[usize::from(name == "two")]);
-                    let ended = compare(&*sink, &inventory("", name), &all).await;
-                    let reason = ended.err().map(|error| error.reason);
+                    let all = with_own_path(name, &rows[usize::from(name == "two")]);
+                    let outcome = compare(&*sink, &inventory("", name), &all).await;
+                    let reason = outcome.err().map(|error| error.reason);
                     assert_eq!(reason, (name == "one").then_some(SinkReason::OwnedByOther), "{mode}");
                 }
                 match round {
@@ -226,10 +229,10 @@ async fn a_document_of_two_manifests_goes_to_one_of_them() {
 
 /// An inventory gives up a contested path before the other one has settled it: the file stays for the other one.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_contested_file_is_not_deleted() {
+async fn a_contested_file_is_not_deleted_from_a_branch() {
     for (forget, file) in [(true, "one"), (true, "two"), (false, "one"), (false, "two")] {
         let rows = [pod("one", "1"), pod("two", "2")];
-        let remote = contested(&shared_names(), &rows, Some(file)).await;
+        let remote = contested_branch(&paths_without_inventory(), &rows, Some(file)).await;
         let sink = remote.open().await;
         let one = inventory("", "one");
         if forget {
@@ -249,12 +252,12 @@ async fn a_contested_file_is_not_deleted() {
 /// The file of one inventory was deleted. It repairs it while another one needs its path: in one process, and in
 /// two.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_repair_and_a_claim_at_once_leave_one_owner() {
+async fn a_concurrent_repair_and_write_leave_one_owner_of_a_path_on_a_branch() {
     for round in 0..8 {
-        let rows = if round % 2 == 0 { [twin(), twin()] } else { [pod("one", "1"), pod("two", "2")] };
-        let remote = Arc::new(Remote::new(Way::Https, shared_names()));
+        let rows = if round % 2 == 0 { [same_pod(), same_pod()] } else { [pod("one", "1"), pod("two", "2")] };
+        let remote = Arc::new(Remote::new(TestTransport::Https, paths_without_inventory()));
         write(&*remote.open().await, &inventory("", "two"), None, &added(&rows[1..])).await.unwrap();
-        delete(&remote);
+        delete_file(&remote);
         let sinks = Arc::new(remote.sinks());
         let writers = ["one", "two"].map(|name| {
             let (remote, sinks, rows) = (remote.clone(), sinks.clone(), rows.clone());
@@ -263,7 +266,7 @@ async fn a_repair_and_a_claim_at_once_leave_one_owner() {
                 let own = sinks_with_mirrors(mirrors.path().join("git"));
                 let sinks = if round < 4 { &sinks } else { &own };
                 let sink: Box<dyn Sink> =
-                    sinks.open(&remote.plan(&json!({})), &Policy::default()).await.unwrap();
+                    sinks.open(&remote.plan(&json!({})), &SinkPolicy::default()).await.unwrap();
                 let row = from_ref(&rows[usize::from(name == "two")]);
                 compare(&*sink, &inventory("", name), row).await.unwrap().refused.len()
             })
@@ -279,9 +282,9 @@ async fn a_repair_and_a_claim_at_once_leave_one_owner() {
 
 /// Two inventories need a free path at the same time: one gets it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_free_path_goes_to_one_of_two() {
+async fn a_free_path_goes_to_one_of_two_inventories_that_need_it_at_once() {
     for round in 0..8 {
-        let remote = Arc::new(Remote::new(Way::Https, shared_names()));
+        let remote = Arc::new(Remote::new(TestTransport::Https, paths_without_inventory()));
         let sinks = Arc::new(remote.sinks());
         let writers = ["one", "two"].map(|name| {
             let (remote, sinks) = (remote.clone(), sinks.clone());
@@ -289,8 +292,8 @@ async fn a_free_path_goes_to_one_of_two() {
                 let mirrors = tempfile::tempdir().unwrap();
                 let own = sinks_with_mirrors(mirrors.path().join("git"));
                 let sinks = if round < 4 { &sinks } else { &own };
-                let sink = sinks.open(&remote.plan(&json!({})), &Policy::default()).await.unwrap();
-                compare(&*sink, &inventory("", name), &[twin()]).await.unwrap().refused.len()
+                let sink = sinks.open(&remote.plan(&json!({})), &SinkPolicy::default()).await.unwrap();
+                compare(&*sink, &inventory("", name), &[same_pod()]).await.unwrap().refused.len()
             })
         });
         let refused: usize = futures::future::join_all(writers).await.into_iter().map(Result::unwrap).sum();
@@ -299,20 +302,20 @@ async fn a_free_path_goes_to_one_of_two() {
     }
 }
 
-/// Damaged books affect only their own inventory.
+/// A damaged manifest affects only its own inventory.
 #[tokio::test(flavor = "multi_thread")]
-async fn law_11_damaged_books_stop_no_other_inventory() {
-    let remote = Remote::new(Way::File, shared_names());
+async fn a_damaged_manifest_stops_no_other_inventory_on_a_branch() {
+    let remote = Remote::new(TestTransport::File, paths_without_inventory());
     let sink = remote.open().await;
-    let (bad, good) = (inventory("", "bad"), inventory("", "good"));
-    let rows = [twin(), object("v", "", "Pod", "shop", "q", "{}")];
-    write(&*sink, &bad, None, &added(&rows[..1])).await.unwrap();
+    let (damaged, intact) = (inventory("", "bad"), inventory("", "good"));
+    let rows = [same_pod(), object("v", "", "Pod", "shop", "q", "{}")];
+    write(&*sink, &damaged, None, &added(&rows[..1])).await.unwrap();
     let checkout = remote.checkout();
-    fs::write(books(&checkout.path)[0].join("manifest.json"), "nonsense\n").unwrap();
+    fs::write(inventory_directories(&checkout.path)[0].join("manifest.json"), "nonsense\n").unwrap();
     checkout.push("meddle");
-    let receipt = compare(&*sink, &good, &rows).await.unwrap();
+    let receipt = compare(&*sink, &intact, &rows).await.unwrap();
     let why = &receipt.refused[0].why;
     assert!(why.contains("p.json is a file of an inventory whose manifest in .kollect/team.bad-"), "{why}");
-    assert_eq!(sink.baseline(&good).await.unwrap(), holding(&rows[1..]));
-    assert_eq!(sink.baseline(&bad).await.unwrap_err().reason, SinkReason::Incompatible);
+    assert_eq!(sink.baseline(&intact).await.unwrap(), holding(&rows[1..]));
+    assert_eq!(sink.baseline(&damaged).await.unwrap_err().reason, SinkReason::Incompatible);
 }

@@ -10,8 +10,8 @@ use kollect_sinks::{Plan, plan};
 use kollect_testbed::Nats;
 use serde_json::{Value, json};
 
-use super::{Other, open, opened, planned, refused, settings, spec};
-use crate::conformance::{added, changed, claimant, gone, holding, inventory, row, write};
+use super::{OtherClient, open, opened, planned, refused, settings, spec};
+use crate::conformance::{added, changed, claimant, holding, inventory, removed, row, write};
 
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap()
@@ -46,13 +46,13 @@ fn limits() -> [(&'static str, Value, &'static str, &'static str, Value); 4] {
     ]
 }
 
-fn with(mut config: Value, more: &Value) -> Value {
-    config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+fn with_fields(mut config: Value, fields: &Value) -> Value {
+    config.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
     config
 }
 
-async fn update(other: &Other, name: &str, more: &Value) {
-    let config = with(other.stream(name).await["config"].clone(), more);
+async fn update(other: &OtherClient, name: &str, fields: &Value) {
+    let config = with_fields(other.stream(name).await["config"].clone(), fields);
     let answer: Value = other.jetstream.request(format!("STREAM.UPDATE.{name}"), &config).await.unwrap();
     assert_eq!(answer.get("error"), None, "{answer}");
 }
@@ -70,20 +70,20 @@ fn assert_names(error: &SinkError, stream: &str, setting: &str, flags: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_may_remove_rows_is_refused_until_its_owner_lifts_the_limits() {
-    let (server, other) = (Nats::shared(), Other::at(Nats::shared()).await);
+    let (server, other) = (Nats::shared(), OtherClient::connect(Nats::shared()).await);
     let (all, one) = (inventory("", "all"), row("u1", "{}"));
     for (case, limit, setting, flags, lifted) in limits() {
         // Our subject is not added to such a stream.
         let name = &*format!("other-{case}");
         let config = json!({ "name": name, "subjects": [format!("{name}-else")], "max_msgs_per_subject": 1 });
-        other.create(with(config, &limit)).await;
+        other.create(with_fields(config, &limit)).await;
         let before = other.stream(name).await["config"].clone();
         assert_names(&refused(&planned(&server.url(), name, "rows")).await, name, setting, flags);
         assert_eq!(other.stream(name).await["config"], before);
 
         let name = &*format!("limited-{case}");
         let config = json!({ "name": name, "subjects": [format!("{name}.>")], "max_msgs_per_subject": 1 });
-        other.create(with(config, &limit)).await;
+        other.create(with_fields(config, &limit)).await;
         for plan in [planned(&server.url(), name, "rows"), existing(server, name)] {
             let sink = open(&plan).await.unwrap();
             let claim = sink.claim(&all, &claimant(None)).await.unwrap();
@@ -109,14 +109,17 @@ async fn a_stream_that_may_remove_rows_is_refused_until_its_owner_lifts_the_limi
         let sink = open(&existing(server, name)).await.unwrap();
         let claim = sink.claim(&all, &claimant(None)).await.unwrap();
         sink.forget(&all, &claim).await.unwrap();
-        let left = other.rows(name, "all").await;
-        assert!(left.iter().all(|message| message.header("Kollect-Op") == Some("removed")), "{left:?}");
+        let remaining = other.rows(name, "all").await;
+        assert!(
+            remaining.iter().all(|message| message.header("Kollect-Op") == Some("removed")),
+            "{remaining:?}"
+        );
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_is_full_and_discards_new_messages_keeps_its_rows() {
-    let (server, other, name) = (Nats::shared(), Other::at(Nats::shared()).await, "full");
+    let (server, other, name) = (Nats::shared(), OtherClient::connect(Nats::shared()).await, "full");
     other
         .create(json!({
             "name": name, "subjects": ["full.>"], "max_msgs_per_subject": 1, "max_msgs": 3, "discard": "new",
@@ -131,14 +134,15 @@ async fn a_stream_that_is_full_and_discards_new_messages_keeps_its_rows() {
     assert_eq!(sink.baseline(&all).await.unwrap(), holding(&rows));
     // A message that replaces another one needs no additional room.
     let later = row("u2", r#"{"n":2}"#);
-    let delta = Delta { changed: vec![changed(&later)], removed: vec![gone(&rows[0])], ..Delta::default() };
+    let delta =
+        Delta { changed: vec![changed(&later)], removed: vec![removed(&rows[0])], ..Delta::default() };
     write(&*sink, &all, None, &delta).await.unwrap();
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&later]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_takes_no_second_message_of_a_subject_is_refused() {
-    let (server, other, name) = (Nats::shared(), Other::at(Nats::shared()).await, "once");
+    let (server, other, name) = (Nats::shared(), OtherClient::connect(Nats::shared()).await, "once");
     let config = json!({
         "name": name, "subjects": ["once.>"], "max_msgs_per_subject": 1, "discard": "new",
         "discard_new_per_subject": true,
@@ -150,12 +154,12 @@ async fn a_stream_that_takes_no_second_message_of_a_subject_is_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_of_our_own_has_no_limit_that_removes_rows() {
-    let (server, other, name) = (Nats::shared(), Other::at(Nats::shared()).await, "unlimited");
+    let (server, other, name) = (Nats::shared(), OtherClient::connect(Nats::shared()).await, "unlimited");
     opened(server, name, "rows").await.check().await.unwrap();
-    let made = settings(&other.stream(name).await);
+    let new_stream = settings(&other.stream(name).await);
     for (setting, value) in [("max_age", 0), ("max_msgs", -1), ("max_bytes", -1), ("max_msgs_per_subject", 1)]
     {
-        assert_eq!(made.get(setting), Some(&json!(value)), "{setting}");
+        assert_eq!(new_stream.get(setting), Some(&json!(value)), "{setting}");
     }
-    assert_eq!(made.get("discard_new_per_subject"), None);
+    assert_eq!(new_stream.get("discard_new_per_subject"), None);
 }

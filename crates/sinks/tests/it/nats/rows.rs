@@ -5,37 +5,39 @@ use std::{sync::Arc, time::Duration};
 use async_nats::HeaderMap;
 use futures::StreamExt as _;
 use kollect_model::{
-    batch::{Batch, Changed, Delta, Removed},
+    batch::{Batch, ChangedRow, Delta, RemovedRow},
     row::Row,
     sink::{ErrorClass, Sink, SinkReason, SinkSpec},
 };
-use kollect_sinks::{Backend as _, Plan, nats::Config, plan};
+use kollect_sinks::{Backend as _, Plan, nats::NatsConfig, plan};
 use kollect_testbed::Nats;
 use serde_json::{Value, json};
 
-use super::{Message, Other, eventually, open, opened, planned, refused, settings, spec};
+use super::{Message, OtherClient, open, opened, planned, refused, settings, spec, wait_until};
 use crate::conformance::{
-    Place, added, assert_holds, changed, claimant, conformance, gone, holding, inventory, row, write,
+    TestDestination, added, assert_holds, changed, claimant, conformance, holding, inventory, removed, row,
+    write,
 };
 
-struct Subjects {
+struct StreamRows {
     server: &'static Nats,
-    other: Other,
+    other: OtherClient,
     name: &'static str,
 }
 
-impl Place for Subjects {
+impl TestDestination for StreamRows {
     async fn open(&self) -> Box<dyn Sink> {
         opened(self.server, self.name, "rows").await
     }
 
-    async fn seen(&self) -> String {
+    async fn read_all(&self) -> String {
         let all = self.other.rows(self.name, "all").await;
-        let seen: Vec<_> = all.iter().map(|one| (one.sequence, &one.subject, &one.body)).collect();
+        let seen: Vec<_> =
+            all.iter().map(|message| (message.sequence, &message.subject, &message.body)).collect();
         format!("{seen:?}")
     }
 
-    async fn meddle(&self) {
+    async fn edit_as_other_client(&self) {
         for message in self.other.rows(self.name, "all").await {
             if message.uid() == "u1" {
                 self.other.purge(self.name, &message.subject).await;
@@ -58,9 +60,12 @@ impl Place for Subjects {
     }
 
     /// Without removals, which stay as markers for a while.
-    async fn look(&self) -> String {
+    async fn read_torn(&self) -> String {
         let all = self.other.rows(self.name, "torn").await;
-        all.iter().filter(|one| one.header("Kollect-Op") != Some("removed")).map(|one| &*one.body).collect()
+        all.iter()
+            .filter(|message| message.header("Kollect-Op") != Some("removed"))
+            .map(|message| &*message.body)
+            .collect()
     }
 
     type Backup = Vec<Message>;
@@ -88,9 +93,9 @@ impl Place for Subjects {
 
 impl Message {
     fn headers_of_key(&self) -> HeaderMap {
-        let ours = ["Kollect-Row-Key", "Kollect-Row-Digest", "Kollect-Op"];
+        let names = ["Kollect-Row-Key", "Kollect-Row-Digest", "Kollect-Op"];
         let mut headers = HeaderMap::new();
-        for name in ours {
+        for name in names {
             headers.insert(name, self.header(name).unwrap());
         }
         headers
@@ -98,16 +103,16 @@ impl Message {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_conforms() {
+async fn nats_conforms() {
     let server = Nats::shared();
-    conformance(&Subjects { server, other: Other::at(server).await, name: "conforms" }).await;
+    conformance(&StreamRows { server, other: OtherClient::connect(server).await, name: "conforms" }).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn messages_say_in_headers_what_is_compared() {
+async fn headers_of_messages_hold_what_a_comparison_needs() {
     let (server, name) = (Nats::shared(), "headers");
     let (sink, other, all) =
-        (opened(server, name, "rows").await, Other::at(server).await, inventory("", "all"));
+        (opened(server, name, "rows").await, OtherClient::connect(server).await, inventory("", "all"));
     let (old, new) = (row("u1", r#"{"n":1}"#), row("u1", r#"{"n":2}"#));
     write(&*sink, &all, Some("c1"), &added(std::slice::from_ref(&old))).await.unwrap();
     let first = other.rows(name, "all").await.remove(0);
@@ -120,7 +125,7 @@ async fn messages_say_in_headers_what_is_compared() {
     assert_eq!(first.json()["id"].as_str(), first.header("Nats-Msg-Id"));
 
     let claim = sink.claim(&all, &claimant(Some("c1"))).await.unwrap();
-    let change = Changed { before: Some(old.clone()), after: new.clone() };
+    let change = ChangedRow { before: Some(old.clone()), after: new.clone() };
     let delta = Delta { changed: vec![change], ..Delta::default() };
     sink.write(&Batch { revision: 42, ..Batch::new(&all, &claim, &delta) }).await.unwrap();
     let second = other.rows(name, "all").await;
@@ -132,7 +137,7 @@ async fn messages_say_in_headers_what_is_compared() {
     assert_eq!((&event["data"]["changed"], &event["data"]["revision"]), (&json!(["n"]), &json!(42)));
 
     let removal = Delta {
-        removed: vec![Removed { key: new.key.clone(), before: Some(new.clone()) }],
+        removed: vec![RemovedRow { key: new.key.clone(), before: Some(new.clone()) }],
         ..Delta::default()
     };
     sink.write(&Batch::new(&all, &claim, &removal)).await.unwrap();
@@ -145,18 +150,19 @@ async fn messages_say_in_headers_what_is_compared() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn removals_expire_and_rows_come_back_after_that() {
+async fn a_row_can_be_written_again_after_its_removal_has_expired() {
     let (server, name) = (Nats::shared(), "expiring");
     let SinkSpec::Event(spec) = spec(&server.url(), name, "rows", json!({})) else { unreachable!() };
-    let plan = Plan::of(Config::plan(&spec).unwrap().with_marker_ttl(Duration::from_secs(1)));
-    let (sink, other, all) = (open(&plan).await.unwrap(), Other::at(server).await, inventory("", "all"));
+    let plan = Plan::of(NatsConfig::plan(&spec).unwrap().with_marker_ttl(Duration::from_secs(1)));
+    let (sink, other, all) =
+        (open(&plan).await.unwrap(), OtherClient::connect(server).await, inventory("", "all"));
     let one = row("u1", "{}");
     let first = added(std::slice::from_ref(&one));
     let claim = sink.claim(&all, &claimant(None)).await.unwrap();
     sink.write(&Batch::new(&all, &claim, &first)).await.unwrap();
-    let removal = Delta { removed: vec![gone(&one)], ..Delta::default() };
+    let removal = Delta { removed: vec![removed(&one)], ..Delta::default() };
     sink.write(&Batch::new(&all, &claim, &removal)).await.unwrap();
-    eventually("the removal expires", async || other.rows(name, "all").await.is_empty()).await;
+    wait_until("the removal expires", async || other.rows(name, "all").await.is_empty()).await;
     // The sink remembers a message that does not exist any more.
     sink.write(&Batch::new(&all, &claim, &first)).await.unwrap();
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&one]));
@@ -165,11 +171,11 @@ async fn removals_expire_and_rows_come_back_after_that() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_without_expiry_keeps_removals() {
     let (server, name) = (Nats::shared(), "lasting");
-    let other = Other::at(server).await;
+    let other = OtherClient::connect(server).await;
     other.create(json!({ "name": name, "subjects": ["lasting.>"], "max_msgs_per_subject": 1 })).await;
     let (sink, all, one) = (opened(server, name, "rows").await, inventory("", "all"), row("u1", "{}"));
     write(&*sink, &all, None, &added(std::slice::from_ref(&one))).await.unwrap();
-    let removal = Delta { removed: vec![gone(&one)], ..Delta::default() };
+    let removal = Delta { removed: vec![removed(&one)], ..Delta::default() };
     write(&*sink, &all, None, &removal).await.unwrap();
     assert!(sink.baseline(&all).await.unwrap().is_empty());
     let marker = other.rows(name, "all").await.remove(0);
@@ -177,9 +183,9 @@ async fn a_stream_without_expiry_keeps_removals() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn w35_two_sinks_share_a_stream() {
+async fn row_sinks_share_a_stream() {
     let (server, name) = (Nats::shared(), "w35");
-    let other = Other::at(server).await;
+    let other = OtherClient::connect(server).await;
     // A stream of another owner, with a setting that our client does not know.
     other
         .create(json!({
@@ -189,8 +195,8 @@ async fn w35_two_sinks_share_a_stream() {
         .await;
     let before = settings(&other.stream(name).await);
     let sink = async |subject: &str| {
-        let more = json!({ "nats": { "subject": subject } });
-        open(&plan(&spec(&server.url(), name, "rows", more)).unwrap()).await.unwrap()
+        let fields = json!({ "nats": { "subject": subject } });
+        open(&plan(&spec(&server.url(), name, "rows", fields)).unwrap()).await.unwrap()
     };
     let (all, one) = (inventory("", "all"), row("u1", "{}"));
     // At the same time, and again.
@@ -211,11 +217,11 @@ async fn w35_two_sinks_share_a_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn w35_what_comes_back_arrives_and_what_is_repeated_does_not() {
+async fn a_row_that_returns_to_a_former_value_is_sent_and_a_repeated_write_is_not() {
     let (server, name) = (Nats::shared(), "back");
     let (sink, other, all) =
-        (opened(server, name, "rows").await, Other::at(server).await, inventory("", "all"));
-    let mut heard = other.client.subscribe("back.*.*.*.*.*.*").await.unwrap();
+        (opened(server, name, "rows").await, OtherClient::connect(server).await, inventory("", "all"));
+    let mut subscriber = other.client.subscribe("back.*.*.*.*.*.*").await.unwrap();
     other.client.flush().await.unwrap();
     let (a, b) = (row("u1", r#"{"n":"a"}"#), row("u1", r#"{"n":"b"}"#));
     let claim = sink.claim(&all, &claimant(None)).await.unwrap();
@@ -228,7 +234,7 @@ async fn w35_what_comes_back_arrives_and_what_is_repeated_does_not() {
     }
     let mut ids = Vec::new();
     for expected in ["a", "b", "a", "b", "a"] {
-        let message = heard.next().await.unwrap();
+        let message = subscriber.next().await.unwrap();
         let event: Value = serde_json::from_slice(&message.payload).unwrap();
         assert_eq!(event["data"]["after"]["attributes"]["n"], expected);
         ids.push(event["id"].to_string());
@@ -237,14 +243,14 @@ async fn w35_what_comes_back_arrives_and_what_is_repeated_does_not() {
     ids.dedup();
     assert_eq!(ids.len(), 5);
     other.client.publish("back.x.x.x.x.x.x", "end".into()).await.unwrap();
-    assert_eq!(heard.next().await.unwrap().payload, "end", "nothing was sent twice");
+    assert_eq!(subscriber.next().await.unwrap().payload, "end", "nothing was sent twice");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_that_another_client_has_sent_meanwhile_is_not_replaced_unseen() {
+async fn a_message_of_another_client_is_not_replaced_before_a_comparison() {
     let (server, name) = (Nats::shared(), "meanwhile");
     let (sink, other, all) =
-        (opened(server, name, "rows").await, Other::at(server).await, inventory("", "all"));
+        (opened(server, name, "rows").await, OtherClient::connect(server).await, inventory("", "all"));
     let (one, two) = (row("u1", "{}"), row("u1", r#"{"n":2}"#));
     let claim = sink.claim(&all, &claimant(None)).await.unwrap();
     sink.write(&Batch::new(&all, &claim, &added(std::slice::from_ref(&one)))).await.unwrap();
@@ -262,26 +268,27 @@ async fn a_message_that_another_client_has_sent_meanwhile_is_not_replaced_unseen
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_late_writer_is_fenced_also_with_what_it_has_read_before() {
+async fn a_writer_with_an_old_claim_is_fenced_even_if_it_has_read_the_stream() {
     let (server, name) = (Nats::shared(), "late");
-    let (early, late) = (opened(server, name, "rows").await, opened(server, name, "rows").await);
+    let (first_writer, second_writer) =
+        (opened(server, name, "rows").await, opened(server, name, "rows").await);
     let (all, one, two) = (inventory("", "all"), row("u1", "{}"), row("u1", r#"{"n":2}"#));
-    let old = early.claim(&all, &claimant(Some("c1"))).await.unwrap();
-    early.write(&Batch::new(&all, &old, &added(std::slice::from_ref(&one)))).await.unwrap();
-    let new = late.claim(&all, &claimant(Some("c1"))).await.unwrap();
+    let old = first_writer.claim(&all, &claimant(Some("c1"))).await.unwrap();
+    first_writer.write(&Batch::new(&all, &old, &added(std::slice::from_ref(&one)))).await.unwrap();
+    let new = second_writer.claim(&all, &claimant(Some("c1"))).await.unwrap();
     let delta = Delta { changed: vec![changed(&two)], ..Delta::default() };
-    late.write(&Batch::new(&all, &new, &delta)).await.unwrap();
-    let error = early.write(&Batch::new(&all, &old, &delta)).await.unwrap_err();
+    second_writer.write(&Batch::new(&all, &new, &delta)).await.unwrap();
+    let error = first_writer.write(&Batch::new(&all, &old, &delta)).await.unwrap_err();
     assert_eq!(error.reason, SinkReason::Fenced);
     // After a new claim, changes by another writer in between are read again.
-    let again = early.claim(&all, &claimant(Some("c1"))).await.unwrap();
+    let again = first_writer.claim(&all, &claimant(Some("c1"))).await.unwrap();
     let back = Delta { changed: vec![changed(&one)], ..Delta::default() };
-    early.write(&Batch::new(&all, &again, &back)).await.unwrap();
-    assert_eq!(late.baseline(&all).await.unwrap(), holding([&one]));
+    first_writer.write(&Batch::new(&all, &again, &back)).await.unwrap();
+    assert_eq!(second_writer.baseline(&all).await.unwrap(), holding([&one]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_dies_in_mid_write_gets_everything_once() {
+async fn a_server_that_is_killed_during_a_write_gets_each_row_once() {
     let (mut server, name, count) = (Nats::start().unwrap(), "killed", 60_000);
     let rows: Vec<Arc<Row>> = (0..count).map(|i| row(&format!("u{i}"), r#"{"text":"some"}"#)).collect();
     let all = inventory("", "all");
@@ -292,9 +299,9 @@ async fn a_server_that_dies_in_mid_write_gets_everything_once() {
             sink.write(&Batch::new(&all, &claim, &delta)).await
         })
     };
-    let other = Other::at(&server).await;
+    let other = OtherClient::connect(&server).await;
     let arrived = async || other.stream(name).await["state"]["messages"].as_u64().unwrap();
-    eventually("some rows arrive", async || arrived().await > 1000).await;
+    wait_until("some rows arrive", async || arrived().await > 1000).await;
     server.kill();
     let error = writing.await.unwrap().unwrap_err();
     assert_eq!((error.reason, error.class()), (SinkReason::Unreachable, ErrorClass::Transient), "{error}");
@@ -309,12 +316,12 @@ async fn a_server_that_dies_in_mid_write_gets_everything_once() {
     sink.write(&Batch::new(&all, &claim, &added(&missing))).await.unwrap();
     assert_holds(&*sink, &all, &rows).await;
     // Two claims, and each row once.
-    let state = Other::at(&server).await.stream(name).await["state"].clone();
+    let state = OtherClient::connect(&server).await.stream(name).await["state"].clone();
     assert_eq!(state["last_seq"], count + 2, "{state}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_connection_stays_lost() {
+async fn a_lost_connection_is_not_restored() {
     let (mut server, name) = (Nats::start().unwrap(), "lost");
     let sink = opened(&server, name, "rows").await;
     server.kill();
@@ -328,7 +335,7 @@ async fn a_lost_connection_stays_lost() {
 async fn rows_that_are_too_large_are_named_and_all_others_are_written() {
     let (server, name) = (Nats::shared(), "oversize");
     let (sink, other, all) =
-        (opened(server, name, "rows").await, Other::at(server).await, inventory("", "all"));
+        (opened(server, name, "rows").await, OtherClient::connect(server).await, inventory("", "all"));
     let text = |megabytes: usize| format!(r#"{{"text":"{}"}}"#, "x".repeat(megabytes << 20));
     let (small, large) = (row("small", "{}"), row("large", &text(9)));
     let receipt = write(&*sink, &all, None, &added(&[large.clone(), small.clone()])).await.unwrap();
@@ -344,7 +351,7 @@ async fn rows_that_are_too_large_are_named_and_all_others_are_written() {
     // Before and after together are too large: the former row is left out.
     let (old, new) = (row("both", &text(5)), row("both", &text(6)));
     write(&*sink, &all, None, &added(std::slice::from_ref(&old))).await.unwrap();
-    let change = Changed { before: Some(old), after: new.clone() };
+    let change = ChangedRow { before: Some(old), after: new.clone() };
     let receipt =
         write(&*sink, &all, None, &Delta { changed: vec![change], ..Delta::default() }).await.unwrap();
     assert!(receipt.refused.is_empty());
@@ -354,11 +361,11 @@ async fn rows_that_are_too_large_are_named_and_all_others_are_written() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn existing_never_creates_or_alters() {
+async fn provisioning_mode_existing_never_creates_or_alters_a_stream() {
     let (server, name) = (Nats::shared(), "existing");
-    let other = Other::at(server).await;
-    let more = json!({ "provisioning": { "mode": "existing" } });
-    let plan = plan(&spec(&server.url(), name, "rows", more)).unwrap();
+    let other = OtherClient::connect(server).await;
+    let fields = json!({ "provisioning": { "mode": "existing" } });
+    let plan = plan(&spec(&server.url(), name, "rows", fields)).unwrap();
     let error = refused(&plan).await;
     assert_eq!((error.reason, error.class()), (SinkReason::Missing, ErrorClass::Terminal));
     assert!(error.to_string().contains("nats stream add existing --subjects='existing.>'"), "{error}");
@@ -393,8 +400,8 @@ async fn existing_never_creates_or_alters() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn streams_that_keep_more_or_less_are_refused() {
-    let (server, other) = (Nats::shared(), Other::at(Nats::shared()).await);
+async fn streams_that_do_not_keep_exactly_the_last_message_are_refused() {
+    let (server, other) = (Nats::shared(), OtherClient::connect(Nats::shared()).await);
     other.create(json!({ "name": "several", "subjects": ["several.>"], "max_msgs_per_subject": 5 })).await;
     let error = refused(&planned(&server.url(), "several", "rows")).await;
     assert_eq!((error.reason, error.class()), (SinkReason::Incompatible, ErrorClass::Terminal));
@@ -416,21 +423,21 @@ async fn streams_that_keep_more_or_less_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn consumers_hear_of_a_forgotten_inventory() {
+async fn consumers_get_the_removals_of_a_forgotten_inventory() {
     let (server, name) = (Nats::shared(), "forgotten");
     let (sink, other, all) =
-        (opened(server, name, "rows").await, Other::at(server).await, inventory("", "all"));
+        (opened(server, name, "rows").await, OtherClient::connect(server).await, inventory("", "all"));
     let rows = [row("u1", "{}"), row("u2", "{}")];
     write(&*sink, &all, None, &added(&rows)).await.unwrap();
-    let mut heard = other.client.subscribe("forgotten.*.*.*.*.*.*").await.unwrap();
+    let mut subscriber = other.client.subscribe("forgotten.*.*.*.*.*.*").await.unwrap();
     other.client.flush().await.unwrap();
     let claim = sink.claim(&all, &claimant(None)).await.unwrap();
     sink.forget(&all, &claim).await.unwrap();
     for _ in 0..2 {
-        let event: Value = serde_json::from_slice(&heard.next().await.unwrap().payload).unwrap();
+        let event: Value = serde_json::from_slice(&subscriber.next().await.unwrap().payload).unwrap();
         assert_eq!(event["type"], "dev.kollect.row.removed");
     }
-    let left = other.messages(name, "forgotten.>").await;
-    assert_eq!(left.len(), 2, "the removals stay until they expire, the record does not");
-    assert!(left.iter().all(|message| !message.subject.ends_with("$holder")), "{left:?}");
+    let remaining = other.messages(name, "forgotten.>").await;
+    assert_eq!(remaining.len(), 2, "the removals stay until they expire, the record does not");
+    assert!(remaining.iter().all(|message| !message.subject.ends_with("$holder")), "{remaining:?}");
 }

@@ -11,7 +11,7 @@ use kollect_sinks::plan;
 use kollect_testbed::Nats;
 use serde_json::json;
 
-use super::{Other, open, opened, planned, refused, settings, spec};
+use super::{OtherClient, open, opened, planned, refused, settings, spec};
 use crate::conformance::{added, claimant, inventory, row};
 
 async fn send(sink: &dyn Sink, inventory: &InventoryId, rows: &[Arc<Row>], last: Option<&str>) -> Receipt {
@@ -22,13 +22,13 @@ async fn send(sink: &dyn Sink, inventory: &InventoryId, rows: &[Arc<Row>], last:
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn snapshots_are_events_as_consumers_know_them() {
+async fn a_snapshot_is_an_event_in_the_documented_format() {
     let (server, name) = (Nats::shared(), "snapshots");
-    let more = json!({ "mode": null, "nats": { "stream": "snap.shots" } });
-    let sink = open(&plan(&spec(&server.url(), name, "rows", more)).unwrap()).await.unwrap();
+    let fields = json!({ "mode": null, "nats": { "stream": "snap.shots" } });
+    let sink = open(&plan(&spec(&server.url(), name, "rows", fields)).unwrap()).await.unwrap();
     assert_eq!(sink.delivery(), Delivery::Snapshots);
     sink.check().await.unwrap();
-    let (other, all) = (Other::at(server).await, inventory("east", "all"));
+    let (other, all) = (OtherClient::connect(server).await, inventory("east", "all"));
     let receipt = send(&*sink, &all, &[row("u2", "{}"), row("u1", r#"{"n":1}"#)], None).await;
     assert_eq!(sink.baseline(&all).await.unwrap(), Baseline::new());
     let sent = other.messages("snap_shots", name).await;
@@ -46,10 +46,10 @@ async fn snapshots_are_events_as_consumers_know_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn w9_no_rows_are_an_event_too() {
+async fn an_inventory_without_rows_is_sent_as_an_event() {
     let (server, name) = (Nats::shared(), "w9");
     let (sink, other, all) =
-        (opened(server, name, "snapshot").await, Other::at(server).await, inventory("", "all"));
+        (opened(server, name, "snapshot").await, OtherClient::connect(server).await, inventory("", "all"));
     send(&*sink, &all, &[row("u1", "{}")], None).await;
     send(&*sink, &all, &[], None).await;
     let sent = other.messages(name, name).await;
@@ -66,9 +66,9 @@ async fn w9_no_rows_are_an_event_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn w46_what_was_sent_is_not_sent_again() {
+async fn an_unchanged_snapshot_is_not_sent_again() {
     let (server, name) = (Nats::shared(), "w46");
-    let (other, all) = (Other::at(server).await, inventory("", "all"));
+    let (other, all) = (OtherClient::connect(server).await, inventory("", "all"));
     let sink = opened(server, name, "snapshot").await;
     let rows = [row("u1", "{}")];
     let checksum = send(&*sink, &all, &rows, None).await.checksum.unwrap();
@@ -80,9 +80,9 @@ async fn w46_what_was_sent_is_not_sent_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn w35_snapshots_that_come_back_arrive_and_repeated_ones_do_not() {
+async fn a_snapshot_that_returns_to_a_former_state_is_sent_and_a_repeated_one_is_not() {
     let (server, name) = (Nats::shared(), "returning");
-    let (other, all) = (Other::at(server).await, inventory("", "all"));
+    let (other, all) = (OtherClient::connect(server).await, inventory("", "all"));
     let sink = opened(server, name, "snapshot").await;
     let (a, b) = ([row("u1", r#"{"n":"a"}"#)], [row("u1", r#"{"n":"b"}"#)]);
     for rows in [&a, &b, &a, &b, &a, &b] {
@@ -90,28 +90,28 @@ async fn w35_snapshots_that_come_back_arrive_and_repeated_ones_do_not() {
     }
     let sent = other.messages(name, name).await;
     let values: Vec<_> =
-        sent.iter().map(|m| m.json()["payload"]["items"][0]["attributes"]["n"].clone()).collect();
+        sent.iter().map(|message| message.json()["payload"]["items"][0]["attributes"]["n"].clone()).collect();
     assert_eq!(values, ["a", "b", "a", "b", "a", "b"]);
     // The same snapshot from a writer that does not know whether it arrived: times differ, content does not.
-    let place = inventory("", "unknown");
+    let unknown = inventory("", "unknown");
     for _ in 0..2 {
-        send(&*opened(server, name, "snapshot").await, &place, &a, None).await;
+        send(&*opened(server, name, "snapshot").await, &unknown, &a, None).await;
     }
     assert_eq!(other.messages(name, name).await.len(), 7);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn w35_snapshot_sinks_share_a_stream() {
+async fn snapshot_sinks_share_a_stream() {
     let (server, name) = (Nats::shared(), "sharing");
-    let other = Other::at(server).await;
+    let other = OtherClient::connect(server).await;
     other
         .create(json!({ "name": name, "subjects": ["sharing.theirs"], "max_age": 3_600_000_000_000_i64 }))
         .await;
     let before = settings(&other.stream(name).await);
     for _ in 0..2 {
         for subject in ["sharing.a", "sharing.b"] {
-            let more = json!({ "nats": { "subject": subject } });
-            let sink = open(&plan(&spec(&server.url(), name, "snapshot", more)).unwrap()).await.unwrap();
+            let fields = json!({ "nats": { "subject": subject } });
+            let sink = open(&plan(&spec(&server.url(), name, "snapshot", fields)).unwrap()).await.unwrap();
             send(&*sink, &inventory("", "all"), &[row("u1", "{}")], None).await;
         }
     }
@@ -127,10 +127,10 @@ async fn w35_snapshot_sinks_share_a_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn large_inventories_are_cut_and_rows_that_no_event_can_hold_are_named() {
+async fn large_snapshots_are_split_and_rows_that_are_too_large_for_an_event_are_named() {
     let (server, name) = (Nats::shared(), "parts");
     let (sink, other, all) =
-        (opened(server, name, "snapshot").await, Other::at(server).await, inventory("", "all"));
+        (opened(server, name, "snapshot").await, OtherClient::connect(server).await, inventory("", "all"));
     let text = |megabytes: usize| format!(r#"{{"text":"{}"}}"#, "<".repeat(megabytes << 20));
     // Escapes make them six times as long.
     let mut rows: Vec<_> = (0..3).map(|i| row(&format!("u{i}"), &text(1))).collect();

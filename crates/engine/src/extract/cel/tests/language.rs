@@ -1,11 +1,11 @@
-//! The language itself: rows of source, expression and expected JSON (or `!` and a part of the error).
+//! The language itself: cases of source, expression and expected JSON (or `!` and a part of the error).
 //!
 //! Sources: `langdef` is the language definition of cel-spec by section, `optional` CEL's extension of that
 //! name, `k8s` "Common Expression Language in Kubernetes", `ours` what Kollect adds or decides.
 
-use super::Row;
+use super::CelCase;
 
-pub(super) const ROWS: &[Row] = &[
+pub(super) const CASES: &[CelCase] = &[
     // Values and literals.
     ("langdef: Values", "1", "1"),
     ("langdef: Values", "-9223372036854775808", "-9223372036854775808"),

@@ -1,12 +1,12 @@
-//! The functions: rows of source, expression and expected JSON (or `!` and a part of the error).
+//! The functions: cases of source, expression and expected JSON (or `!` and a part of the error).
 //!
 //! Sources: `langdef` is the language definition of cel-spec, `strings`, `lists`, `math` and `encoders` the
 //! READMEs of cel-go's extensions, `k8s lists`, `k8s regex` and `k8s quantity` the documentation of the
 //! Kubernetes CEL libraries, `resource.Quantity` that of the type, `ours` what Kollect decides.
 
-use super::Row;
+use super::CelCase;
 
-pub(super) const ROWS: &[Row] = &[
+pub(super) const CASES: &[CelCase] = &[
     ("langdef: size", "[size('aé'), 'aé'.size(), size([1]), {'a': 1}.size(), b'ab'.size()]", "[2,2,1,1,2]"),
     ("langdef: size", "size(object.spec.containers) + size(object.metadata.labels) + size(object)", "10"),
     ("langdef: size", "size(1)", "! no overload of size for (int)"),

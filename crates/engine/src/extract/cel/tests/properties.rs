@@ -1,8 +1,8 @@
-//! What must hold for any expression: it reads what it says, threads can share it, selection takes only true.
+//! What must hold for any expression: its projection is enough, threads can share it, only `true` selects an object.
 
 use super::{
     super::{
-        Expression, Scope,
+        CelVariables, Expression,
         names::{FUNCTIONS, METHODS},
     },
     OBJECT, compile, language, libraries, outcome, read,
@@ -21,21 +21,21 @@ pub(super) const SHAPES: &[&str] = &[
     r#"{"spec": {"containers": [[{"name": "app"}], {"ports": {"a": 1}, "name": "x", "image": "nginx:1", "resources": {"limits": {"memory": "1x"}}}], "numbers": [1.5, 2], "replicas": {"x": 1}, "paused": "no"}}"#,
 ];
 
-/// Evaluates on the whole object and on what the expression says it reads.
+/// Evaluates on the whole object and on the part that the expression reads.
 pub(super) fn assert_reads_enough(text: &str, expression: &Expression) {
     let mut projection = Projection::default();
     expression.project(&mut projection);
     for shape in SHAPES {
-        let whole = outcome(expression, &read(shape, &Projection::whole()));
+        let expected = outcome(expression, &read(shape, &Projection::everything()));
         let part = outcome(expression, &read(shape, &projection));
-        assert!(!whole.contains("the interpreter failed"), "{text} on {shape}");
-        assert_eq!(part, whole, "{text} on {shape} with {projection:?}");
+        assert!(!expected.contains("the interpreter failed"), "{text} on {shape}");
+        assert_eq!(part, expected, "{text} on {shape} with {projection:?}");
     }
 }
 
 #[test]
-fn parts_give_what_the_whole_object_gives() {
-    for (_, text, _) in language::ROWS.iter().chain(libraries::ROWS) {
+fn the_parts_that_an_expression_reads_give_the_result_of_the_whole_object() {
+    for (_, text, _) in language::CASES.iter().chain(libraries::CASES) {
         assert_reads_enough(text, &compile(text));
     }
     for text in [
@@ -65,7 +65,7 @@ fn parts_give_what_the_whole_object_gives() {
 }
 
 #[test]
-fn only_what_is_needed_is_read() {
+fn an_expression_reads_only_the_parts_that_it_needs() {
     for (text, expected) in [
         ("object.spec.replicas > 2", r#"{"spec":{"replicas":3}}"#),
         ("has(object.spec.containers)", r#"{"spec":{"containers":[null,null]}}"#),
@@ -94,15 +94,15 @@ fn only_what_is_needed_is_read() {
         assert_eq!(found, expected, "{text}");
         assert_eq!(expression.reads_namespace(), text.contains("namespaceObject"), "{text}");
     }
-    let mut whole = Projection::default();
-    compile("string(object)").project(&mut whole);
-    assert!(whole.is_whole());
+    let mut projection = Projection::default();
+    compile("string(object)").project(&mut projection);
+    assert!(projection.is_everything());
 }
 
 #[test]
-fn selection_takes_nothing_but_true() {
-    let object = read(OBJECT, &Projection::whole());
-    let scope = Scope::new(&object, &crate::json::Projection::whole(), None);
+fn an_object_is_selected_only_if_the_expression_is_true() {
+    let object = read(OBJECT, &Projection::everything());
+    let variables = CelVariables::new(&object, &crate::json::Projection::everything(), None);
     for (text, expected) in [
         ("object.spec.replicas == 3", true),
         ("object.spec.replicas == 4", false),
@@ -114,24 +114,24 @@ fn selection_takes_nothing_but_true() {
         ("lists.range(1000000).all(x, true)", false),
         ("lists.range(9000).all(x, [1, 2, 3].all(y, true)) || true", false),
     ] {
-        assert_eq!(compile(text).is_true(&scope), expected, "{text}");
+        assert_eq!(compile(text).is_true(&variables), expected, "{text}");
     }
     let missing = |error: EvalError| matches!(error, EvalError::NoSuchKey(_) | EvalError::NoSuchIndex(_));
-    assert!(compile("object.nope").evaluate(&scope).is_err_and(missing));
-    assert!(compile("object.spec.tags[9]").evaluate(&scope).is_err_and(missing));
-    assert!(compile("1 / 0").evaluate(&scope).is_err_and(|error| !missing(error)));
+    assert!(compile("object.nope").evaluate(&variables).is_err_and(missing));
+    assert!(compile("object.spec.tags[9]").evaluate(&variables).is_err_and(missing));
+    assert!(compile("1 / 0").evaluate(&variables).is_err_and(|error| !missing(error)));
 }
 
 #[test]
-fn expressions_can_be_shared() {
+fn expressions_can_be_shared_by_threads() {
     fn shared<T: Send + Sync>() {}
     shared::<Expression>();
-    shared::<Scope<'_>>();
+    shared::<CelVariables<'_>>();
     let expression = compile("object.spec.containers.map(c, c.image.replace('nginx', 'n'))");
     std::thread::scope(|threads| {
         for _ in 0..4 {
             threads.spawn(|| {
-                let object = read(OBJECT, &Projection::whole());
+                let object = read(OBJECT, &Projection::everything());
                 assert_eq!(outcome(&expression, &object), r#"["n:1.27","fluentd"]"#);
             });
         }
@@ -141,7 +141,7 @@ fn expressions_can_be_shared() {
 #[test]
 fn every_known_name_can_be_called() {
     const MACROS: &[&str] = &["cel.bind", "has", "math.greatest", "math.least"];
-    let object = read(OBJECT, &Projection::whole());
+    let object = read(OBJECT, &Projection::everything());
     let calls = FUNCTIONS
         .iter()
         .filter(|(name, ..)| !MACROS.contains(name))

@@ -1,10 +1,10 @@
-//! What is refused when it is compiled: rows of expression, offset and a part of the problem.
+//! What is refused when it is compiled: cases of expression, offset and a part of the problem.
 
 use super::super::Expression;
 
-type Row = (&'static str, Option<usize>, &'static str);
+type RefusedCase = (&'static str, Option<usize>, &'static str);
 
-const ROWS: &[Row] = &[
+const CASES: &[RefusedCase] = &[
     // Syntax.
     ("", None, "the expression is empty"),
     (" \n ", None, "the expression is empty"),
@@ -90,9 +90,9 @@ const ROWS: &[Row] = &[
 ];
 
 #[test]
-fn mistakes_are_named_where_they_are() {
+fn mistakes_are_reported_at_their_position() {
     let mut wrong = Vec::new();
-    for (text, at, problem) in ROWS {
+    for (text, at, problem) in CASES {
         match Expression::compile(text) {
             Ok(_) => wrong.push(format!("{text}: compiles")),
             Err(error) if error.at != *at || !error.problem.contains(problem) => {
@@ -143,9 +143,10 @@ fn deep_texts_are_refused_on_a_small_stack() {
     let small = std::thread::Builder::new().stack_size(1 << 20);
     let compiled = small.spawn(move || {
         let object = crate::json::Json::Null;
-        let scope = super::super::Scope::new(&object, &crate::json::Projection::whole(), None);
+        let variables =
+            super::super::CelVariables::new(&object, &crate::json::Projection::everything(), None);
         let compiled: Vec<_> = texts.iter().filter_map(|text| Expression::compile(text).ok()).collect();
-        compiled.iter().for_each(|expression| drop(expression.evaluate(&scope)));
+        compiled.iter().for_each(|expression| drop(expression.evaluate(&variables)));
         compiled.len()
     });
     // Signs and connectives do not nest, and 100 levels of most are fine.

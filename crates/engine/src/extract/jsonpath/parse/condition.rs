@@ -2,15 +2,17 @@
 
 use std::borrow::Cow;
 
-use super::{FUNCTION, Parser, PathError, Select, is_plain, refuse};
+use super::{ChildSelector, FUNCTION, PathError, PathParser, is_plain, refuse};
 use crate::{
-    extract::jsonpath::condition::{Comparison, Condition, Operand, Origin, Query},
+    extract::jsonpath::condition::{
+        FilterComparison, FilterCondition, FilterOperand, FilterPath, FilterPathRoot,
+    },
     json::Json,
 };
 
-impl Parser {
+impl PathParser {
     /// The parser stands at the question mark.
-    pub(super) fn filter(&mut self) -> Result<Select, PathError> {
+    pub(super) fn filter(&mut self) -> Result<ChildSelector, PathError> {
         self.at += 1;
         self.spaces();
         if self.peek() != Some('(') {
@@ -22,12 +24,12 @@ impl Parser {
         self.deep_around = around;
         self.spaces();
         match self.peek() {
-            Some(']') | None => Ok(Select::Where(condition)),
+            Some(']') | None => Ok(ChildSelector::Where(condition)),
             Some(_) => self.fail("a condition stands in one pair of parentheses, as in [?(@.a && @.b)]"),
         }
     }
 
-    fn group(&mut self) -> Result<Condition, PathError> {
+    fn group(&mut self) -> Result<FilterCondition, PathError> {
         self.open()?;
         let condition = self.condition()?;
         self.spaces();
@@ -39,20 +41,20 @@ impl Parser {
         Ok(condition)
     }
 
-    fn condition(&mut self) -> Result<Condition, PathError> {
+    fn condition(&mut self) -> Result<FilterCondition, PathError> {
         let mut any = vec![self.all()?];
         while self.joined_by('|')? {
             any.push(self.all()?);
         }
-        Ok(if any.len() == 1 { any.swap_remove(0) } else { Condition::Any(any) })
+        Ok(if any.len() == 1 { any.swap_remove(0) } else { FilterCondition::Any(any) })
     }
 
-    fn all(&mut self) -> Result<Condition, PathError> {
+    fn all(&mut self) -> Result<FilterCondition, PathError> {
         let mut all = vec![self.term()?];
         while self.joined_by('&')? {
             all.push(self.term()?);
         }
-        Ok(if all.len() == 1 { all.swap_remove(0) } else { Condition::All(all) })
+        Ok(if all.len() == 1 { all.swap_remove(0) } else { FilterCondition::All(all) })
     }
 
     fn joined_by(&mut self, sign: char) -> Result<bool, PathError> {
@@ -65,7 +67,7 @@ impl Parser {
         }
     }
 
-    fn term(&mut self) -> Result<Condition, PathError> {
+    fn term(&mut self) -> Result<FilterCondition, PathError> {
         self.spaces();
         if !self.eat('!') {
             return if self.peek() == Some('(') { self.group() } else { self.comparison() };
@@ -76,26 +78,26 @@ impl Parser {
             Some('(') => self.group()?,
             Some('!') => return self.fail("one ! is enough"),
             _ => match self.operand()? {
-                Operand::Query(query) => Condition::Exists(query),
-                Operand::Literal(_) => return refuse(start, "! stands before a path or parentheses"),
+                FilterOperand::Query(query) => FilterCondition::Exists(query),
+                FilterOperand::Literal(_) => return refuse(start, "! stands before a path or parentheses"),
             },
         };
         self.spaces();
         if self.peek().is_some_and(is_sign) {
             return self.fail("put what is negated into parentheses, as in !(@.x == 'y')");
         }
-        Ok(Condition::Not(Box::new(inner)))
+        Ok(FilterCondition::Not(Box::new(inner)))
     }
 
-    fn comparison(&mut self) -> Result<Condition, PathError> {
+    fn comparison(&mut self) -> Result<FilterCondition, PathError> {
         let start = self.at;
         let left = self.operand()?;
         self.spaces();
         let sign_at = self.at;
         let Some(comparison) = self.sign()? else {
             return match left {
-                Operand::Query(query) => Ok(Condition::Exists(query)),
-                Operand::Literal(_) => refuse(start, "compare this with a path, as in @.x == 'y'"),
+                FilterOperand::Query(query) => Ok(FilterCondition::Exists(query)),
+                FilterOperand::Literal(_) => refuse(start, "compare this with a path, as in @.x == 'y'"),
             };
         };
         self.spaces();
@@ -107,13 +109,13 @@ impl Parser {
         if left.is_many() && right.is_many() {
             return refuse(sign_at, "only one side can be many values: name one value on the other");
         }
-        if let (Operand::Literal(_), Operand::Literal(_)) = (&left, &right) {
+        if let (FilterOperand::Literal(_), FilterOperand::Literal(_)) = (&left, &right) {
             return refuse(start, "one side of a comparison is a path, as in @.x == 'y'");
         }
-        Ok(Condition::Compare(left, comparison, right))
+        Ok(FilterCondition::Compare(left, comparison, right))
     }
 
-    fn sign(&mut self) -> Result<Option<Comparison>, PathError> {
+    fn sign(&mut self) -> Result<Option<FilterComparison>, PathError> {
         let start = self.at;
         while self.peek().is_some_and(is_sign) {
             self.at += 1;
@@ -121,12 +123,12 @@ impl Parser {
         let sign: String = self.chars.iter().take(self.at).skip(start).collect();
         let problem = match &*sign {
             "" => return Ok(None),
-            "==" => return Ok(Some(Comparison::Equal)),
-            "!=" => return Ok(Some(Comparison::NotEqual)),
-            "<" => return Ok(Some(Comparison::Less)),
-            "<=" => return Ok(Some(Comparison::LessOrEqual)),
-            ">" => return Ok(Some(Comparison::Greater)),
-            ">=" => return Ok(Some(Comparison::GreaterOrEqual)),
+            "==" => return Ok(Some(FilterComparison::Equal)),
+            "!=" => return Ok(Some(FilterComparison::NotEqual)),
+            "<" => return Ok(Some(FilterComparison::Less)),
+            "<=" => return Ok(Some(FilterComparison::LessOrEqual)),
+            ">" => return Ok(Some(FilterComparison::Greater)),
+            ">=" => return Ok(Some(FilterComparison::GreaterOrEqual)),
             "=" => "write == to compare",
             "=~" => {
                 "=~ is not available in a path: compare with ==, or use a cel: expression for the attribute"
@@ -137,15 +139,15 @@ impl Parser {
         refuse(start, problem)
     }
 
-    fn operand(&mut self) -> Result<Operand, PathError> {
+    fn operand(&mut self) -> Result<FilterOperand, PathError> {
         let start = self.at;
         let origin = match self.peek() {
             Some('\'' | '"') => {
                 let text = self.quoted(escaped)?.text;
-                return Ok(Operand::Literal(Json::String(Cow::Owned(text))));
+                return Ok(FilterOperand::Literal(Json::String(Cow::Owned(text))));
             }
-            Some('@' | '.' | '[') => Origin::Item,
-            Some('$') => Origin::Root,
+            Some('@' | '.' | '[') => FilterPathRoot::Item,
+            Some('$') => FilterPathRoot::Root,
             _ => return self.word(),
         };
         if let Some('@' | '$') = self.peek() {
@@ -158,14 +160,14 @@ impl Parser {
         if self.peek() == Some('(') {
             return self.fail(FUNCTION);
         }
-        if origin == Origin::Root && !steps.are_definite() {
+        if origin == FilterPathRoot::Root && !steps.are_definite() {
             return refuse(start, "a path from $ in a filter names one value, such as $.spec.x");
         }
-        Ok(Operand::Query(Query { origin, steps }))
+        Ok(FilterOperand::Query(FilterPath { origin, steps }))
     }
 
     /// A literal without quotes.
-    fn word(&mut self) -> Result<Operand, PathError> {
+    fn word(&mut self) -> Result<FilterOperand, PathError> {
         let start = self.at;
         while self.peek().is_some_and(is_plain) {
             self.at += 1;
@@ -180,7 +182,7 @@ impl Parser {
             word if is_number(word) => Json::Number(Cow::Owned(word.to_owned())),
             _ => return refuse(start, "quote text, as in 'y', and start a path with @, as in @.x"),
         };
-        Ok(Operand::Literal(value))
+        Ok(FilterOperand::Literal(value))
     }
 }
 

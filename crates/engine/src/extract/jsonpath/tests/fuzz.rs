@@ -6,7 +6,7 @@ use super::*;
 use crate::random::Random;
 
 /// Pieces that make a path when they are put together, almost always.
-const RIGHT: &[&str] = &[
+const VALID_PIECES: &[&str] = &[
     ".a",
     ".b",
     ".c",
@@ -38,7 +38,7 @@ const RIGHT: &[&str] = &[
 ];
 
 /// Pieces that spoil a path most of the time, and one whose result depends on where the path starts.
-const WRONG: &[&str] = &[
+const INVALID_PIECES: &[&str] = &[
     "[?(@.a == $.b.b)]",
     "..",
     ".",
@@ -79,16 +79,16 @@ const OBJECTS: &[&str] = &[
 ];
 
 impl Random {
-    fn piece(&mut self, wrong: usize) -> &'static str {
-        let pieces = if self.below(100) < wrong { WRONG } else { RIGHT };
+    fn piece(&mut self, invalid_percent: usize) -> &'static str {
+        let pieces = if self.below(100) < invalid_percent { INVALID_PIECES } else { VALID_PIECES };
         pieces[self.below(pieces.len())]
     }
 
     fn path(&mut self) -> String {
-        let wrong = [0, 20, 90][self.below(3)];
+        let invalid_percent = [0, 20, 90][self.below(3)];
         let mut text = String::from(["$", "", "{", "{$"][self.below(4)]);
         for _ in 0..=self.below(6) {
-            text.push_str(self.piece(wrong));
+            text.push_str(self.piece(invalid_percent));
         }
         if text.starts_with('{') && self.below(8) > 0 {
             text.push('}');
@@ -99,8 +99,8 @@ impl Random {
 
 fn all_found<'v, 'a>(path: &Path, object: &'v Json<'a>) -> Vec<&'v Json<'a>> {
     match path.find(object) {
-        Found::One(value) => value.into_iter().collect(),
-        Found::Many(values) => values,
+        PathMatches::One(value) => value.into_iter().collect(),
+        PathMatches::Many(values) => values,
     }
 }
 
@@ -114,45 +114,51 @@ fn addresses<'a>(value: &Json<'a>, seen: &mut Vec<*const Json<'a>>) {
     }
 }
 
-fn without<'a>(value: &Json<'a>, gone: &HashSet<*const Json<'a>>) -> Json<'a> {
-    let kept = |value: &Json<'a>| !gone.contains(&std::ptr::from_ref(value));
+fn without<'a>(value: &Json<'a>, removed_values: &HashSet<*const Json<'a>>) -> Json<'a> {
+    let kept = |value: &Json<'a>| !removed_values.contains(&std::ptr::from_ref(value));
     match value {
-        Json::List(items) => {
-            Json::List(items.iter().filter(|item| kept(item)).map(|item| without(item, gone)).collect())
-        }
+        Json::List(items) => Json::List(
+            items.iter().filter(|item| kept(item)).map(|item| without(item, removed_values)).collect(),
+        ),
         Json::Map(map) => {
             let entries = map.iter().filter(|(_, value)| kept(value));
-            Json::Map(entries.map(|(key, value)| (key.to_owned().into(), without(value, gone))).collect())
+            Json::Map(
+                entries.map(|(key, value)| (key.to_owned().into(), without(value, removed_values))).collect(),
+            )
         }
         scalar => scalar.clone(),
     }
 }
 
 fn check(text: &str, path: &Path, object: &str) {
-    let whole = read(object, &Projection::whole());
-    let values = all_found(path, &whole);
+    let everything = read(object, &Projection::everything());
+    let values = all_found(path, &everything);
 
     let mut all = Vec::new();
-    addresses(&whole, &mut all);
-    let places: Vec<usize> = values
+    addresses(&everything, &mut all);
+    let positions: Vec<usize> = values
         .iter()
         .filter_map(|value| all.iter().position(|at| *at == std::ptr::from_ref(*value)))
         .collect();
-    assert_eq!(places.len(), values.len(), "{text}: a value that is not in {object}");
-    assert!(places.is_sorted_by(|a, b| a < b), "{text}: not in document order, or twice, in {object}");
+    assert_eq!(positions.len(), values.len(), "{text}: a value that is not in {object}");
+    assert!(positions.is_sorted_by(|a, b| a < b), "{text}: not in document order, or twice, in {object}");
 
     let mut projection = Projection::default();
     path.project(&mut projection);
     assert_eq!(
         found(path, &read(object, &projection)),
-        found(path, &whole),
+        found(path, &everything),
         "{text}: projection of {object}"
     );
 
-    let gone = values.iter().map(|value| std::ptr::from_ref(*value)).collect();
-    let mut removed = whole.clone();
+    let removed_values = values.iter().map(|value| std::ptr::from_ref(*value)).collect();
+    let mut removed = everything.clone();
     path.remove(&mut removed);
-    assert_eq!(written(&removed), written(&without(&whole, &gone)), "{text}: removal from {object}");
+    assert_eq!(
+        written(&removed),
+        written(&without(&everything, &removed_values)),
+        "{text}: removal from {object}"
+    );
 }
 
 #[test]
@@ -180,16 +186,16 @@ fn steps_can_be_taken_one_after_another() {
         let front = format!("${}{}{}", random.piece(0), random.piece(0), random.piece(0));
         let back = random.piece(0);
         let Ok(together) = Path::parse(&format!("{front}{back}")) else { continue };
-        let object = read(OBJECTS[random.below(OBJECTS.len())], &Projection::whole());
+        let object = read(OBJECTS[random.below(OBJECTS.len())], &Projection::everything());
         let mut all = Vec::new();
         addresses(&object, &mut all);
-        let place =
+        let position =
             |value: &&Json<'_>| all.iter().position(|at| at.addr() == std::ptr::from_ref(*value).addr());
 
         let back = parsed(&format!("${back}"));
         let below = all_found(&parsed(&front), &object).into_iter().flat_map(|value| all_found(&back, value));
-        let expected: BTreeSet<_> = below.map(|value| place(&value)).collect();
-        let found: Vec<_> = all_found(&together, &object).iter().map(place).collect();
+        let expected: BTreeSet<_> = below.map(|value| position(&value)).collect();
+        let found: Vec<_> = all_found(&together, &object).iter().map(position).collect();
         assert_eq!(found, expected.into_iter().collect::<Vec<_>>(), "{front} and {back:?} in {object:?}");
     }
 }

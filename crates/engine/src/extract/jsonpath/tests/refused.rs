@@ -1,4 +1,4 @@
-//! What is refused, where, and with which words.
+//! What is refused, at which position, and with which message.
 
 use super::*;
 
@@ -19,7 +19,7 @@ fn check(vectors: &[(&str, usize, &str)]) {
 }
 
 #[test]
-fn w31_what_is_not_one_path_is_refused_where_it_is_wrong() {
+fn a_text_that_is_not_one_path_is_refused_at_the_position_of_the_mistake() {
     check(&[
         ("", 0, "starts with $ or a dot"),
         ("{}", 1, "starts with $ or a dot"),

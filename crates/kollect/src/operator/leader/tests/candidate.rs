@@ -18,8 +18,8 @@ use tokio::{
 };
 
 use super::{
-    super::{Leader, LeaderHandle, Leadership, Timings, ended, gained},
-    LIMIT,
+    super::{Leader, LeaderHandle, Leadership, LeaseTimings, wait_for_end, wait_for_term},
+    WAIT_LIMIT,
 };
 
 async fn client(kubeconfig: &Path) -> Client {
@@ -44,7 +44,12 @@ pub(super) struct Term {
 }
 
 impl Candidate {
-    pub(super) async fn start(kubeconfig: &Path, namespace: &str, identity: &str, timings: Timings) -> Self {
+    pub(super) async fn start(
+        kubeconfig: &Path,
+        namespace: &str,
+        identity: &str,
+        timings: LeaseTimings,
+    ) -> Self {
         let identity = super::super::identity(|name| (name == "HOSTNAME").then(|| identity.to_owned()));
         Self::start_as(kubeconfig, namespace, identity, timings).await
     }
@@ -54,18 +59,18 @@ impl Candidate {
         kubeconfig: &Path,
         namespace: &str,
         identity: String,
-        timings: Timings,
+        timings: LeaseTimings,
     ) -> Self {
         let client = client(kubeconfig).await;
         let handle = Leader::start(client, namespace, identity, timings, &Tasks::default()).unwrap();
         let terms: Arc<Mutex<Vec<Term>>> = Arc::default();
-        let (mut leadership, written) = (handle.watch(), terms.clone());
+        let (mut leadership, recorded) = (handle.watch(), terms.clone());
         // As the operator starts and stops its writers.
         let writer = tokio::spawn(async move {
-            while let Some(number) = gained(&mut leadership).await {
-                written.lock().unwrap().push(Term { number, from: Instant::now(), until: None });
-                ended(&mut leadership, number).await;
-                written.lock().unwrap().last_mut().unwrap().until = Some(Instant::now());
+            while let Some(number) = wait_for_term(&mut leadership).await {
+                recorded.lock().unwrap().push(Term { number, from: Instant::now(), until: None });
+                wait_for_end(&mut leadership, number).await;
+                recorded.lock().unwrap().last_mut().unwrap().until = Some(Instant::now());
             }
         });
         Self { leadership: handle.watch(), handle, terms, writer }
@@ -93,16 +98,20 @@ impl Candidate {
         self.terms.lock().unwrap().clone()
     }
 
-    pub(super) async fn until(&self, what: &str, condition: impl FnMut(&Leadership) -> bool) -> Leadership {
+    pub(super) async fn until(
+        &self,
+        expected: &str,
+        condition: impl FnMut(&Leadership) -> bool,
+    ) -> Leadership {
         let mut leadership = self.leadership.clone();
-        let found = time::timeout(LIMIT, leadership.wait_for(condition)).await;
-        found.unwrap_or_else(|_| panic!("{what} never came true: {}", self.now())).unwrap().clone()
+        let found = time::timeout(WAIT_LIMIT, leadership.wait_for(condition)).await;
+        found.unwrap_or_else(|_| panic!("{expected} never came true: {}", self.now())).unwrap().clone()
     }
 
     /// Waits until its writers run.
     pub(super) async fn until_leads(&self) {
         self.until("leading", |now| now.term().is_some()).await;
-        let deadline = Instant::now() + LIMIT;
+        let deadline = Instant::now() + WAIT_LIMIT;
         while self.terms().last().is_none_or(|term| term.until.is_some()) {
             assert!(Instant::now() < deadline, "its writer has not started: {}", self.now());
             time::sleep(Duration::from_millis(5)).await;

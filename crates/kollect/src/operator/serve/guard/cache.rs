@@ -4,32 +4,32 @@ use std::collections::HashMap;
 
 use tokio::time::Instant;
 
-type Key = [u8; 32];
+type CacheKey = [u8; 32];
 
-pub(super) struct Cache<T> {
-    entries: HashMap<Key, Entry<T>>,
+pub(super) struct ExpiringCache<T> {
+    entries: HashMap<CacheKey, CacheEntry<T>>,
     capacity: usize,
 }
 
-struct Entry<T> {
+struct CacheEntry<T> {
     value: T,
     expires: Instant,
     used: Instant,
 }
 
-impl<T: Copy> Cache<T> {
+impl<T: Copy> ExpiringCache<T> {
     pub(super) fn new(capacity: usize) -> Self {
         Self { entries: HashMap::new(), capacity }
     }
 
-    pub(super) fn get(&mut self, key: &Key, now: Instant) -> Option<T> {
+    pub(super) fn get(&mut self, key: &CacheKey, now: Instant) -> Option<T> {
         let entry = self.entries.get_mut(key).filter(|entry| now < entry.expires)?;
         entry.used = now;
         Some(entry.value)
     }
 
     /// Scans all entries when the cache is full; a review costs more.
-    pub(super) fn put(&mut self, key: Key, value: T, now: Instant, expires: Instant) {
+    pub(super) fn put(&mut self, key: CacheKey, value: T, now: Instant, expires: Instant) {
         if self.entries.len() >= self.capacity {
             self.entries.retain(|_, entry| now < entry.expires);
         }
@@ -39,7 +39,7 @@ impl<T: Copy> Cache<T> {
             let oldest = *oldest.0;
             self.entries.remove(&oldest);
         }
-        self.entries.insert(key, Entry { value, expires, used: now });
+        self.entries.insert(key, CacheEntry { value, expires, used: now });
     }
 
     #[cfg(test)]

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::Path, time::Duration};
 use axum::{Router, routing};
 use http::HeaderMap;
 use kollect_engine::tasks::Tasks;
-use kollect_testbed::{ControlPlane, Proxy, Rule};
+use kollect_testbed::{ControlPlane, Grant, Proxy};
 use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
@@ -15,10 +15,10 @@ use tokio::time::Instant;
 
 use super::{
     super::{
-        Guard, Notice, Server, Tls,
+        AccessGuard, HttpServer, ServerNotice, ServerTls,
         tests::client::{Connection, Notices, endpoint, eventually},
     },
-    Cache, bearer, key,
+    ExpiringCache, bearer, key,
 };
 
 async fn client(kubeconfig: &Path) -> Client {
@@ -27,13 +27,13 @@ async fn client(kubeconfig: &Path) -> Client {
     Client::try_from(config).unwrap()
 }
 
-/// A server with `/metrics` and `/other` behind a guard that asks with this kubeconfig.
-async fn guarded(kubeconfig: &Path, notices: &Notices) -> Server {
+/// A server with `/metrics` and `/other` behind a guard that sends its reviews with this kubeconfig.
+async fn guarded(kubeconfig: &Path, notices: &Notices) -> HttpServer {
     let router = Router::new()
         .route("/metrics", routing::get(|| async { "numbers" }).post(|| async { "written" }))
         .route("/other", routing::get(|| async { "other" }));
-    let guard = Guard::new(client(kubeconfig).await, notices.report());
-    Server::start(&Tasks::default(), endpoint(Tls::Off), guard.protect(router), notices.report())
+    let guard = AccessGuard::new(client(kubeconfig).await, notices.report());
+    HttpServer::start(&Tasks::default(), endpoint(ServerTls::Off), guard.protect(router), notices.report())
         .await
         .unwrap()
 }
@@ -44,7 +44,7 @@ async fn status(address: SocketAddr, method: &str, path: &str, headers: &str) ->
     connection.answer().await.unwrap().status
 }
 
-fn with(token: &str) -> String {
+fn bearer_header(token: &str) -> String {
     format!("Authorization: Bearer {token}\r\n")
 }
 
@@ -76,12 +76,12 @@ fn reviews(proxy: &Proxy) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_those_with_the_right_to_the_path_get_through() {
+async fn only_users_with_the_right_to_the_path_get_an_answer() {
     let plane = ControlPlane::shared();
     let namespace = plane.namespace("guard").unwrap();
     let rules = [
-        Rule::cluster("authentication.k8s.io", &["tokenreviews"], &["create"]),
-        Rule::cluster("authorization.k8s.io", &["subjectaccessreviews"], &["create"]),
+        Grant::cluster("authentication.k8s.io", &["tokenreviews"], &["create"]),
+        Grant::cluster("authorization.k8s.io", &["subjectaccessreviews"], &["create"]),
     ];
     let operator = plane.user(&namespace, "operator", &rules).unwrap();
     plane.user(&namespace, "reader", &[]).unwrap();
@@ -91,14 +91,14 @@ async fn only_those_with_the_right_to_the_path_get_through() {
     let server = guarded(&operator, &notices).await;
 
     let address = server.address;
-    let answer = Connection::plain(address).await.get("/metrics", &with(&reader)).await;
+    let answer = Connection::plain(address).await.get("/metrics", &bearer_header(&reader)).await;
     assert_eq!((answer.status, answer.body.as_str()), (200, "numbers"));
-    assert_eq!(status(address, "GET", "/other", &with(&reader)).await, 403);
-    assert_eq!(status(address, "POST", "/metrics", &with(&reader)).await, 403, "get is not post");
-    assert_eq!(status(address, "GET", "/metrics", &with(&operator_token)).await, 403);
-    assert_eq!(status(address, "GET", "/metrics", &with(&format!("{reader}x"))).await, 401);
+    assert_eq!(status(address, "GET", "/other", &bearer_header(&reader)).await, 403);
+    assert_eq!(status(address, "POST", "/metrics", &bearer_header(&reader)).await, 403, "get is not post");
+    assert_eq!(status(address, "GET", "/metrics", &bearer_header(&operator_token)).await, 403);
+    assert_eq!(status(address, "GET", "/metrics", &bearer_header(&format!("{reader}x"))).await, 401);
     assert_eq!(status(address, "GET", "/missing", "").await, 401, "not 404 without a token");
-    assert_eq!(status(address, "GET", "/metrics", &with(plane.admin_token())).await, 200);
+    assert_eq!(status(address, "GET", "/metrics", &bearer_header(plane.admin_token())).await, 200);
     assert_eq!(notices.all(), []);
 
     let garbled = [
@@ -108,8 +108,8 @@ async fn only_those_with_the_right_to_the_path_get_through() {
         format!("Authorization: {reader}\r\n"),
         format!("Authorization: Basic {reader}\r\n"),
         "Authorization: Bearer a b\r\n".to_owned(),
-        format!("{0}{0}", with(&reader)),
-        with(&"x".repeat(20 << 10)),
+        format!("{0}{0}", bearer_header(&reader)),
+        bearer_header(&"x".repeat(20 << 10)),
     ];
     let mut answers = Vec::new();
     for headers in &garbled {
@@ -123,7 +123,7 @@ async fn only_those_with_the_right_to_the_path_get_through() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_are_remembered_and_failures_are_not() {
+async fn reviews_are_cached_and_failed_reviews_are_not() {
     let plane = ControlPlane::shared();
     let namespace = plane.namespace("remember").unwrap();
     plane.user(&namespace, "reader", &[]).unwrap();
@@ -135,22 +135,25 @@ async fn answers_are_remembered_and_failures_are_not() {
     let address = server.address;
 
     proxy.refuse(true);
-    assert_eq!(status(address, "GET", "/metrics", &with(&reader)).await, 500);
-    assert_eq!(status(address, "GET", "/metrics", &with(&reader)).await, 500);
-    let told = notices.all();
-    assert!(matches!(&told[..], [Notice::ReviewFailed(cause)] if cause.contains("TokenReview")), "{told:?}");
-    assert!(!format!("{told:?}").contains(&reader));
+    assert_eq!(status(address, "GET", "/metrics", &bearer_header(&reader)).await, 500);
+    assert_eq!(status(address, "GET", "/metrics", &bearer_header(&reader)).await, 500);
+    let reported = notices.all();
+    assert!(
+        matches!(&reported[..], [ServerNotice::ReviewFailed(cause)] if cause.contains("TokenReview")),
+        "{reported:?}"
+    );
+    assert!(!format!("{reported:?}").contains(&reader));
     assert_eq!(status(address, "GET", "/metrics", "").await, 401, "needs no review");
     proxy.refuse(false);
 
     // A failed second review counts as no answer.
     proxy.answer(1, |line| line.contains("subjectaccessreviews"), 403, &[], "{}");
-    assert_eq!(status(address, "GET", "/metrics", &with(&reader)).await, 500);
+    assert_eq!(status(address, "GET", "/metrics", &bearer_header(&reader)).await, 500);
     let before = reviews(&proxy);
-    assert_eq!(status(address, "GET", "/metrics", &with(&reader)).await, 200);
+    assert_eq!(status(address, "GET", "/metrics", &bearer_header(&reader)).await, 200);
     assert_eq!(reviews(&proxy), before + 2);
     for _ in 0..5 {
-        assert_eq!(status(address, "GET", "/metrics", &with(&reader)).await, 200);
+        assert_eq!(status(address, "GET", "/metrics", &bearer_header(&reader)).await, 200);
     }
     assert_eq!(reviews(&proxy), before + 2, "remembered");
 
@@ -158,27 +161,27 @@ async fn answers_are_remembered_and_failures_are_not() {
     let unknown = format!("{reader}x");
     let started = Instant::now();
     for _ in 0..3 {
-        assert_eq!(status(address, "GET", "/metrics", &with(&unknown)).await, 401);
+        assert_eq!(status(address, "GET", "/metrics", &bearer_header(&unknown)).await, 401);
     }
-    if started.elapsed() < super::REFUSED {
+    if started.elapsed() < super::REFUSED_LIFETIME {
         assert_eq!(reviews(&proxy), before + 1, "an unknown token needs one review");
     }
     // A refusal is cached only for a short time.
-    let asked_again = async {
+    let reviewed_again = async {
         while reviews(&proxy) < before + 2 {
-            assert_eq!(status(address, "GET", "/metrics", &with(&unknown)).await, 401);
+            assert_eq!(status(address, "GET", "/metrics", &bearer_header(&unknown)).await, 401);
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    tokio::time::timeout(4 * super::REFUSED, asked_again).await.unwrap();
+    tokio::time::timeout(4 * super::REFUSED_LIFETIME, reviewed_again).await.unwrap();
 }
 
 #[test]
-fn the_cache_is_bounded_and_forgets_what_was_not_asked_for_the_longest() {
+fn a_full_cache_removes_the_least_recently_used_entry() {
     let start = Instant::now();
     let at = |seconds: u64| start + Duration::from_secs(seconds);
     let name = |number: u32| key(&number.to_string(), "get", "/metrics");
-    let mut cache = Cache::new(3);
+    let mut cache = ExpiringCache::new(3);
     (0..3).for_each(|number| cache.put(name(number), number, at(u64::from(number)), at(100)));
     assert_eq!(cache.get(&name(0), at(3)), Some(0));
     cache.put(name(3), 3, at(4), at(10));
@@ -196,10 +199,10 @@ fn the_cache_is_bounded_and_forgets_what_was_not_asked_for_the_longest() {
 }
 
 #[test]
-fn tokens_paths_and_verbs_are_not_mixed_up() {
+fn different_tokens_paths_and_verbs_have_different_cache_keys() {
     let keys = [key("a", "get", "/b"), key("a", "get", "/"), key("ba", "get", "/"), key("a", "post", "/b")];
-    for (place, one) in keys.iter().enumerate() {
-        assert!(keys.iter().skip(place + 1).all(|other| one != other));
+    for (index, one) in keys.iter().enumerate() {
+        assert!(keys.iter().skip(index + 1).all(|other| one != other));
     }
     let mut headers = HeaderMap::new();
     headers.insert("authorization", "bEaReR abc.def-_=".parse().unwrap());

@@ -22,40 +22,40 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use super::super::{Endpoint, Limits, Notice, Report, Tls};
+use super::super::{Limits, ListenEndpoint, ReportNotice, ServerNotice, ServerTls};
 
 /// Long enough for a machine that is busy with something else.
-pub(in super::super) const LIMIT: Duration = Duration::from_secs(30);
+pub(in super::super) const WAIT_LIMIT: Duration = Duration::from_secs(30);
 
-pub(in super::super) fn endpoint(tls: Tls) -> Endpoint {
+pub(in super::super) fn endpoint(tls: ServerTls) -> ListenEndpoint {
     let limits = Limits { reload: Duration::from_millis(50), ..Limits::default() };
-    Endpoint { flag: "--test-bind-address", address: "127.0.0.1:0".into(), tls, http2: false, limits }
+    ListenEndpoint { flag: "--test-bind-address", address: "127.0.0.1:0".into(), tls, http2: false, limits }
 }
 
-/// Keeps notices for the test.
+/// Records notices for the test.
 #[derive(Default, Clone)]
-pub(in super::super) struct Notices(Arc<Mutex<Vec<Notice>>>);
+pub(in super::super) struct Notices(Arc<Mutex<Vec<ServerNotice>>>);
 
 impl Notices {
-    pub(in super::super) fn report(&self) -> Report {
-        let kept = self.0.clone();
-        Arc::new(move |notice| kept.lock().unwrap().push(notice))
+    pub(in super::super) fn report(&self) -> ReportNotice {
+        let recorded = self.0.clone();
+        Arc::new(move |notice| recorded.lock().unwrap().push(notice))
     }
 
-    pub(in super::super) fn all(&self) -> Vec<Notice> {
+    pub(in super::super) fn all(&self) -> Vec<ServerNotice> {
         self.0.lock().unwrap().clone()
     }
 
-    pub(in super::super) async fn until(&self, count: usize) -> Notice {
+    pub(in super::super) async fn until(&self, count: usize) -> ServerNotice {
         eventually("a notice", || self.all().len() >= count).await;
         self.all()[count - 1].clone()
     }
 }
 
-pub(in super::super) async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LIMIT;
+pub(in super::super) async fn eventually(expected: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + WAIT_LIMIT;
     while !condition() {
-        assert!(Instant::now() < deadline, "{what} never came true");
+        assert!(Instant::now() < deadline, "{expected} never came true");
         time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -121,20 +121,20 @@ impl Mount {
         std::fs::rename(root.join("..data_tmp"), root.join("..data")).unwrap();
     }
 
-    pub(in super::super) fn tls(&self) -> Tls {
+    pub(in super::super) fn tls(&self) -> ServerTls {
         files(self.dir.path().into())
     }
 }
 
-pub(in super::super) fn files(dir: PathBuf) -> Tls {
-    Tls::Files { dir, cert: "tls.crt".into(), key: "tls.key".into() }
+pub(in super::super) fn files(dir: PathBuf) -> ServerTls {
+    ServerTls::Files { dir, cert: "tls.crt".into(), key: "tls.key".into() }
 }
 
 /// Accepts every certificate, as clients that scrape a self-signed server do.
 #[derive(Debug)]
-struct Credulous;
+struct TrustAnyServer;
 
-impl ServerCertVerifier for Credulous {
+impl ServerCertVerifier for TrustAnyServer {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,
@@ -169,19 +169,19 @@ impl ServerCertVerifier for Credulous {
     }
 }
 
-pub(in super::super) fn credulous() -> ClientConfig {
+pub(in super::super) fn trusts_any_server() -> ClientConfig {
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
     let builder = builder.with_safe_default_protocol_versions().unwrap();
-    builder.dangerous().with_custom_certificate_verifier(Arc::new(Credulous)).with_no_client_auth()
+    builder.dangerous().with_custom_certificate_verifier(Arc::new(TrustAnyServer)).with_no_client_auth()
 }
 
-/// One connection that speaks HTTP/1.1.
+/// One connection that uses HTTP/1.1.
 pub(in super::super) struct Connection<S> {
     pub(in super::super) stream: S,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(in super::super) struct Answer {
+pub(in super::super) struct HttpAnswer {
     pub(in super::super) status: u16,
     pub(in super::super) head: String,
     pub(in super::super) body: String,
@@ -215,17 +215,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         self.stream.flush().await.unwrap();
     }
 
-    pub(in super::super) async fn get(&mut self, path: &str, headers: &str) -> Answer {
+    pub(in super::super) async fn get(&mut self, path: &str, headers: &str) -> HttpAnswer {
         self.send(&format!("GET {path} HTTP/1.1\r\nHost: x\r\n{headers}\r\n")).await;
         self.answer().await.expect("an answer")
     }
 
     /// The next response; nothing if the server has closed the connection.
-    pub(in super::super) async fn answer(&mut self) -> Option<Answer> {
-        time::timeout(LIMIT, self.read()).await.expect("the server neither answers nor leaves")
+    pub(in super::super) async fn answer(&mut self) -> Option<HttpAnswer> {
+        time::timeout(WAIT_LIMIT, self.read()).await.expect("the server neither answers nor leaves")
     }
 
-    async fn read(&mut self) -> Option<Answer> {
+    async fn read(&mut self) -> Option<HttpAnswer> {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
             head.push(self.stream.read_u8().await.ok()?);
@@ -235,6 +235,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
         let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
         self.stream.read_exact(&mut body).await.ok()?;
-        Some(Answer { status, head, body: String::from_utf8(body).unwrap() })
+        Some(HttpAnswer { status, head, body: String::from_utf8(body).unwrap() })
     }
 }

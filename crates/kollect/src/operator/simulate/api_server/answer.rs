@@ -15,24 +15,24 @@ use tokio::time::Instant;
 
 use super::{
     super::{
-        network::{Answer, Link, Lost, Sent, Server},
+        network::{AnswerLost, ProcessLink, SentRequest, ServerAnswer, SimulatedServer},
         specs::text,
     },
-    ApiServer, FRESH, KINDS, Object, Resource, State, WrittenStatus,
+    ApiServer, ApiServerState, FRESH_AFTER_ELECTION, KINDS, SimulatedKind, StoredObject, WrittenStatus,
     kinds::{kind_of, number_of},
-    objects::ObjectName,
-    watch_stream::{self, Begins, Selected},
+    objects::StoredName,
+    watch_stream::{self, ListSelection, WatchStart},
 };
 
-/// Where a request leads.
-struct Place {
+/// The path of a request.
+struct RequestPath {
     kind: usize,
     namespace: String,
     name: Option<String>,
     subresource: Option<String>,
 }
 
-impl Place {
+impl RequestPath {
     /// `/apis/GROUP/VERSION[/namespaces/NAMESPACE]/PLURAL[/NAME[/SUBRESOURCE]]`
     fn of(path: &str) -> Option<Self> {
         let mut parts = path.trim_start_matches('/').split('/');
@@ -53,11 +53,11 @@ impl Place {
         })
     }
 
-    fn resource(&self) -> &'static Resource {
+    fn resource(&self) -> &'static SimulatedKind {
         &KINDS[self.kind]
     }
 
-    fn object(&self) -> Option<ObjectName> {
+    fn object(&self) -> Option<StoredName> {
         Some((self.namespace.clone(), self.name.clone()?))
     }
 }
@@ -65,10 +65,10 @@ impl Place {
 /// The value of a parameter of a request, as it was sent.
 pub(super) fn parameter<'q>(query: &'q str, name: &str) -> Option<&'q str> {
     let mut all = query.split('&').filter_map(|pair| pair.split_once('='));
-    all.find(|(own, _)| *own == name).map(|(_, value)| value)
+    all.find(|(found, _)| *found == name).map(|(_, value)| value)
 }
 
-fn answered(code: u16, body: impl Into<Body>) -> Response<Body> {
+fn response(code: u16, body: impl Into<Body>) -> Response<Body> {
     Response::builder().status(code).header("content-type", "application/json").body(body.into()).unwrap()
 }
 
@@ -87,11 +87,11 @@ pub(super) fn status(code: u16, message: &str) -> Value {
     })
 }
 
-fn refused(code: u16, message: &str) -> Response<Body> {
-    answered(code, status(code, message).to_string())
+fn error_response(code: u16, message: &str) -> Response<Body> {
+    response(code, status(code, message).to_string())
 }
 
-impl Answer for Response<Body> {
+impl ServerAnswer for Response<Body> {
     fn is_refusal(&self) -> bool {
         !self.status().is_success()
     }
@@ -103,7 +103,7 @@ impl Answer for Response<Body> {
 
 impl ApiServer {
     /// A client of this API server.
-    pub(in super::super) fn client(&self, link: Link) -> Client {
+    pub(in super::super) fn client(&self, link: ProcessLink) -> Client {
         let server = self.clone();
         let service = tower::service_fn(move |request: Request<kube::client::Body>| {
             let (server, link) = (server.clone(), link.clone());
@@ -116,130 +116,142 @@ impl ApiServer {
         Client::new(service, "kollect-system")
     }
 
-    async fn answer(&self, link: Link, parts: Parts, body: Bytes) -> Result<Response<Body>, Lost> {
-        let takes = self.lock().delay();
+    async fn answer(
+        &self,
+        link: ProcessLink,
+        parts: Parts,
+        body: Bytes,
+    ) -> Result<Response<Body>, AnswerLost> {
+        let duration = self.lock().delay();
         let (method, uri) = (&parts.method, &parts.uri);
-        let sent = Sent {
-            to: Server::Api,
-            what: format!("{method} {uri}"),
-            changes: *method == Method::PUT || *method == Method::PATCH || *method == Method::POST,
-            takes,
+        let request = SentRequest {
+            to: SimulatedServer::Api,
+            description: format!("{method} {uri}"),
+            may_change: *method == Method::PUT || *method == Method::PATCH || *method == Method::POST,
+            duration,
         };
-        let (server, own, method, uri) = (self.clone(), link.clone(), method.clone(), uri.clone());
-        link.send(sent, move |_| server.handle(own, &method, &uri, &body)).await
+        let (server, server_link, method, uri) = (self.clone(), link.clone(), method.clone(), uri.clone());
+        link.send(request, move |_| server.handle(server_link, &method, &uri, &body)).await
     }
 
-    fn handle(&self, link: Link, method: &Method, uri: &http::Uri, body: &Bytes) -> Response<Body> {
+    fn handle(&self, link: ProcessLink, method: &Method, uri: &http::Uri, body: &Bytes) -> Response<Body> {
         {
             let mut state = self.lock();
             let errors = state.faults.errors;
             if errors > 0 && state.random.u8(..100) < errors {
-                return refused(500, "the API server has a fault");
+                return error_response(500, "the API server has a fault");
             }
         }
         let (path, query) = (uri.path(), uri.query().unwrap_or_default());
-        let parsed = || -> Value { std::str::from_utf8(body).unwrap().parse().unwrap_or_default() };
+        let parsed_body = || -> Value { std::str::from_utf8(body).unwrap().parse().unwrap_or_default() };
         match path {
-            "/api" | "/apis" => return answered(200, self.lock().discovery(path == "/api")),
-            _ if path.ends_with("/selfsubjectaccessreviews") => return self.review(parsed()),
-            _ if path.ends_with("/events") => return answered(201, body.clone()),
+            "/api" | "/apis" => return response(200, self.lock().discovery(path == "/api")),
+            _ if path.ends_with("/selfsubjectaccessreviews") => return self.review(parsed_body()),
+            _ if path.ends_with("/events") => return response(201, body.clone()),
             _ => {}
         }
-        let Some(place) = Place::of(path).filter(|place| self.is_served(place.resource().plural)) else {
-            return refused(404, "the server could not find the requested resource");
+        let Some(request_path) =
+            RequestPath::of(path).filter(|request_path| self.is_served(request_path.resource().plural))
+        else {
+            return error_response(404, "the server could not find the requested resource");
         };
-        let is_status = place.subresource.as_deref() == Some("status");
-        match (method, place.object()) {
-            (&Method::GET, None) if parameter(query, "watch").is_some() => self.watch(link, &place, query),
-            (&Method::GET, None) => self.list(&place, query),
-            (&Method::GET, Some(name)) => match self.lock().kinds[place.kind].objects.get(&name) {
-                Some(object) => answered(200, object.text.clone()),
-                None => refused(404, "not found"),
+        let is_status = request_path.subresource.as_deref() == Some("status");
+        match (method, request_path.object()) {
+            (&Method::GET, None) if parameter(query, "watch").is_some() => {
+                self.watch(link, &request_path, query)
+            }
+            (&Method::GET, None) => self.list(&request_path, query),
+            (&Method::GET, Some(name)) => match self.lock().kinds[request_path.kind].objects.get(&name) {
+                Some(object) => response(200, object.text.clone()),
+                None => error_response(404, "not found"),
             },
-            (&Method::POST, None) if place.resource().kind == "Lease" => self.create(&place, parsed()),
-            (&Method::PUT, Some(name)) if !is_status => self.replace(place.kind, name, parsed()),
-            (&Method::PUT, Some(name)) => self.put_status(place.kind, name, parsed()),
-            (&Method::PATCH, Some(name)) => self.patch_metadata(place.kind, name, &parsed()),
+            (&Method::POST, None) if request_path.resource().kind == "Lease" => {
+                self.create(&request_path, parsed_body())
+            }
+            (&Method::PUT, Some(name)) if !is_status => self.replace(request_path.kind, name, parsed_body()),
+            (&Method::PUT, Some(name)) => self.put_status(request_path.kind, name, parsed_body()),
+            (&Method::PATCH, Some(name)) => self.patch_metadata(request_path.kind, name, &parsed_body()),
             (method, _) => panic!("the simulated API server knows no {method} {path}"),
         }
     }
 
     fn review(&self, mut review: Value) -> Response<Body> {
-        let asked = &review["spec"]["resourceAttributes"];
-        let text = |field: &str| asked[field].as_str().unwrap_or_default();
+        let attributes = &review["spec"]["resourceAttributes"];
+        let text = |field: &str| attributes[field].as_str().unwrap_or_default();
         let allowed = !self.lock().is_denied(text("resource"), text("namespace"));
         review["status"] = json!({ "allowed": allowed });
-        answered(201, review.to_string())
+        response(201, review.to_string())
     }
 
-    fn list(&self, place: &Place, query: &str) -> Response<Body> {
+    fn list(&self, path: &RequestPath, query: &str) -> Response<Body> {
         let state = self.lock();
-        if state.is_denied(place.resource().plural, &place.namespace) {
-            return refused(403, "forbidden");
+        if state.is_denied(path.resource().plural, &path.namespace) {
+            return error_response(403, "forbidden");
         }
-        let version = state.version.saturating_sub(state.behind()).max(1);
-        let selected = Selected::of(&place.namespace, query);
-        let kind = place.resource().kind;
+        let version = state.version.saturating_sub(state.stale_versions()).max(1);
+        let selected = ListSelection::of(&path.namespace, query);
+        let kind = path.resource().kind;
         let mut list = format!(
             r#"{{"apiVersion":"v1","kind":"{kind}List","metadata":{{"resourceVersion":"{version}"}},"items":["#
         );
-        let objects = state.kinds[place.kind].at(version);
-        for (number, object) in objects.iter().filter(|object| selected.takes(object)).enumerate() {
+        let objects = state.kinds[path.kind].at(version);
+        for (number, object) in objects.iter().filter(|object| selected.selects(object)).enumerate() {
             list.push_str(if number == 0 { "" } else { "," });
             list.push_str(&object.text);
         }
         list.push_str("]}");
-        answered(200, list)
+        response(200, list)
     }
 
-    fn watch(&self, link: Link, place: &Place, query: &str) -> Response<Body> {
+    fn watch(&self, link: ProcessLink, path: &RequestPath, query: &str) -> Response<Body> {
         let mut state = self.lock();
-        if state.is_denied(place.resource().plural, &place.namespace) {
-            return refused(403, "forbidden");
+        if state.is_denied(path.resource().plural, &path.namespace) {
+            return error_response(403, "forbidden");
         }
-        let begins: u64 = parameter(query, "resourceVersion").and_then(|v| v.parse().ok()).unwrap_or(0);
+        let version: u64 =
+            parameter(query, "resourceVersion").and_then(|text| text.parse().ok()).unwrap_or(0);
         let streams = parameter(query, "sendInitialEvents").is_some();
         if streams && !state.streams_lists {
-            return refused(422, "sendInitialEvents is forbidden for watch");
+            return error_response(422, "sendInitialEvents is forbidden for watch");
         }
-        // A watch from version 0 begins with what there is, too.
-        let begins = match begins {
-            0 => Begins::Now { says_end: streams },
+        // A watch from version 0 begins with all objects, too.
+        let start = match version {
+            0 => WatchStart::Now { marks_end: streams },
             version if version < state.oldest && state.random.bool() => {
-                return refused(410, "too old resource version");
+                return error_response(410, "too old resource version");
             }
-            version => Begins::After(version),
+            version => WatchStart::After(version),
         };
         drop(state);
         let seconds = parameter(query, "timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(300);
-        let selected = Selected::of(&place.namespace, query);
-        let stream = watch_stream::open(self, link, place.kind, selected, begins, seconds);
-        answered(200, Body::from_stream(stream))
+        let selected = ListSelection::of(&path.namespace, query);
+        let stream = watch_stream::open(self, link, path.kind, selected, start, seconds);
+        response(200, Body::from_stream(stream))
     }
 
-    fn create(&self, place: &Place, mut sent: Value) -> Response<Body> {
-        let name = (place.namespace.clone(), text(&sent["metadata"]["name"]).to_owned());
+    fn create(&self, path: &RequestPath, mut sent: Value) -> Response<Body> {
+        let name = (path.namespace.clone(), text(&sent["metadata"]["name"]).to_owned());
         let mut state = self.lock();
-        if state.kinds[place.kind].objects.contains_key(&name) {
-            return refused(409, "the object exists already");
+        if state.kinds[path.kind].objects.contains_key(&name) {
+            return error_response(409, "the object exists already");
         }
-        let mut value = state.new_object(&self.0.name, place.kind, &name);
+        let mut value = state.new_object(&self.0.name, path.kind, &name);
         value["spec"] = sent["spec"].take();
         self.note_term(&mut state, None, text(&value["spec"]["holderIdentity"]));
-        let object = state.store(place.kind, name, value);
+        let object = state.store(path.kind, name, value);
         drop(state);
-        self.announce(place.kind);
-        answered(201, object.text.clone())
+        self.announce(path.kind);
+        response(201, object.text.clone())
     }
 
     /// Replaces the spec of an object.
-    fn replace(&self, kind: usize, name: ObjectName, mut sent: Value) -> Response<Body> {
+    fn replace(&self, kind: usize, name: StoredName, mut sent: Value) -> Response<Body> {
         let mut state = self.lock();
         let Some(known) = state.kinds[kind].objects.get(&name).cloned() else {
-            return refused(404, "not found");
+            return error_response(404, "not found");
         };
         if is_outdated(&known, &sent) {
-            return refused(409, "the object has been modified");
+            return error_response(409, "the object has been modified");
         }
         let mut value = known.value.clone();
         value["spec"] = sent["spec"].take();
@@ -248,28 +260,28 @@ impl ApiServer {
         let object = state.store(kind, name, value);
         drop(state);
         self.announce(kind);
-        answered(200, object.text.clone())
+        response(200, object.text.clone())
     }
 
     /// Notes that a process begins to lead. A lease that was given up has no holder.
-    fn note_term(&self, state: &mut State, before: Option<&str>, now: &str) {
+    fn note_term(&self, state: &mut ApiServerState, before: Option<&str>, now: &str) {
         if now.is_empty() || before == Some(now) {
             return;
         }
-        state.fresh_until = Instant::now() + FRESH;
+        state.fresh_until = Instant::now() + FRESH_AFTER_ELECTION;
         self.0.journal.count("terms of leadership", 1);
         if before.is_some() {
             self.0.journal.count("terms that began when a lease had run out", 1);
         }
     }
 
-    fn put_status(&self, kind: usize, name: ObjectName, mut sent: Value) -> Response<Body> {
+    fn put_status(&self, kind: usize, name: StoredName, mut sent: Value) -> Response<Body> {
         let mut state = self.lock();
         let Some(known) = state.kinds[kind].objects.get(&name).cloned() else {
-            return refused(404, "not found");
+            return error_response(404, "not found");
         };
         if is_outdated(&known, &sent) {
-            return refused(409, "the object has been modified");
+            return error_response(409, "the object has been modified");
         }
         let status = sent["status"].take();
         let mut object = known.clone();
@@ -279,7 +291,7 @@ impl ApiServer {
                 self.0.journal.count("statuses that became Blind", 1);
             }
             value["status"] = status;
-            state.written += 1;
+            state.client_writes += 1;
             object = state.store(kind, name.clone(), value);
         }
         let Self { 0: shared } = self;
@@ -287,43 +299,43 @@ impl ApiServer {
         let plural = KINDS[kind].plural;
         if ["kollectinventories", "kollecttargets", "kollectprofiles"].contains(&plural) {
             let now = shared.journal.moment();
-            let (last, before) = state.told_at.get(&(kind, name.clone())).copied().unwrap_or_default();
-            state.told_at.insert((kind, name), (now, last));
-            state.told.push(WrittenStatus {
+            let (last, before) = state.status_times.get(&(kind, name.clone())).copied().unwrap_or_default();
+            state.status_times.insert((kind, name), (now, last));
+            state.written_statuses.push(WrittenStatus {
                 plural,
                 before: known,
                 object: object.clone(),
-                time: (before, now),
-                at: Instant::now(),
+                period: (before, now),
+                written_at: Instant::now(),
             });
         }
         drop(state);
         self.announce(kind);
-        answered(200, object.short())
+        response(200, object.without_spec_and_status())
     }
 
-    fn patch_metadata(&self, kind: usize, name: ObjectName, sent: &Value) -> Response<Body> {
+    fn patch_metadata(&self, kind: usize, name: StoredName, sent: &Value) -> Response<Body> {
         let mut state = self.lock();
         let Some(known) = state.kinds[kind].objects.get(&name).cloned() else {
-            return refused(404, "not found");
+            return error_response(404, "not found");
         };
         if is_outdated(&known, sent) {
-            return refused(409, "the object has been modified");
+            return error_response(409, "the object has been modified");
         }
         let mut value = known.value.clone();
         merge(&mut value["metadata"], &sent["metadata"]);
         value["metadata"]["resourceVersion"] = known["metadata"]["resourceVersion"].clone();
         let mut object = known.clone();
         if value != known.value {
-            state.written += 1;
+            state.client_writes += 1;
             object = state.store(kind, name.clone(), value);
         }
-        if object.is_leaving() && !object.has_finalizers() {
+        if object.is_being_deleted() && !object.has_finalizers() {
             state.remove(kind, &name);
         }
         drop(state);
         self.announce(kind);
-        answered(200, object.short())
+        response(200, object.without_spec_and_status())
     }
 }
 
@@ -333,25 +345,25 @@ fn is_blind(status: &Value) -> bool {
 }
 
 /// A JSON merge patch.
-fn merge(into: &mut Value, patch: &Value) {
+fn merge(target: &mut Value, patch: &Value) {
     let Some(fields) = patch.as_object() else {
-        *into = patch.clone();
+        *target = patch.clone();
         return;
     };
-    if !into.is_object() {
-        *into = json!({});
+    if !target.is_object() {
+        *target = json!({});
     }
     for (name, value) in fields {
         if value.is_null() {
-            into.as_object_mut().unwrap().remove(name);
+            target.as_object_mut().unwrap().remove(name);
         } else {
-            merge(&mut into[name], value);
+            merge(&mut target[name], value);
         }
     }
 }
 
 /// Whether a client has seen an older version of the object, or another object.
-fn is_outdated(known: &Object, sent: &Value) -> bool {
+fn is_outdated(known: &StoredObject, sent: &Value) -> bool {
     let differs = |field: &str| {
         let sent = &sent["metadata"][field];
         !sent.is_null() && *sent != known["metadata"][field]
@@ -359,8 +371,9 @@ fn is_outdated(known: &Object, sent: &Value) -> bool {
     differs("resourceVersion") || differs("uid")
 }
 
-impl State {
-    /// The kinds that are served, those of the core group or all others. Nearly all schedules ask for the same few answers.
+impl ApiServerState {
+    /// The kinds that are served, those of the core group or all others. The texts are kept: nearly all schedules need
+    /// the same few.
     fn discovery(&self, core: bool) -> Bytes {
         thread_local! {
             static KNOWN: RefCell<BTreeMap<(bool, BTreeSet<&'static str>), Bytes>> = RefCell::default();
@@ -375,15 +388,15 @@ impl State {
 }
 
 /// The kinds that are served, by group.
-fn discovery<'a>(served: impl Iterator<Item = &'a Resource>) -> Value {
-    let mut groups: Vec<(&str, Vec<&Resource>)> = Vec::new();
+fn discovery<'a>(served: impl Iterator<Item = &'a SimulatedKind>) -> Value {
+    let mut groups: Vec<(&str, Vec<&SimulatedKind>)> = Vec::new();
     for kind in served {
         match groups.iter_mut().find(|(group, _)| *group == kind.group) {
             Some((_, kinds)) => kinds.push(kind),
             None => groups.push((kind.group, vec![kind])),
         }
     }
-    let resource = |kind: &&Resource| {
+    let resource = |kind: &&SimulatedKind| {
         json!({
             "resource": kind.plural,
             "responseKind": { "group": kind.group, "version": kind.version, "kind": kind.kind },
@@ -391,7 +404,7 @@ fn discovery<'a>(served: impl Iterator<Item = &'a Resource>) -> Value {
             "verbs": ["get", "list", "watch"],
         })
     };
-    let group = |(name, kinds): &(&str, Vec<&Resource>)| {
+    let group = |(name, kinds): &(&str, Vec<&SimulatedKind>)| {
         let resources: Vec<Value> = kinds.iter().map(resource).collect();
         let version = kinds.first().map_or("v1", |kind| kind.version);
         let versions = [json!({ "version": version, "resources": resources, "freshness": "Current" })];

@@ -2,7 +2,7 @@
 
 /// A kind of the cluster.
 #[derive(Debug, PartialEq, Eq)]
-pub(in super::super) struct Resource {
+pub(in super::super) struct SimulatedKind {
     pub(in super::super) group: &'static str,
     pub(in super::super) version: &'static str,
     pub(in super::super) kind: &'static str,
@@ -15,14 +15,14 @@ const fn kind(
     kind: &'static str,
     plural: &'static str,
     namespaced: bool,
-) -> Resource {
-    Resource { group, version, kind, plural, namespaced }
+) -> SimulatedKind {
+    SimulatedKind { group, version, kind, plural, namespaced }
 }
 
 const KOLLECT: (&str, &str) = ("kollect.dev", "v1alpha1");
 
 /// All kinds that the cluster can serve. A plural is enough to tell them apart.
-pub(in super::super) static KINDS: &[Resource] = &[
+pub(in super::super) static KINDS: &[SimulatedKind] = &[
     kind(("", "v1"), "Namespace", "namespaces", false),
     kind(("", "v1"), "Secret", "secrets", true),
     kind(("coordination.k8s.io", "v1"), "Lease", "leases", true),
@@ -44,7 +44,7 @@ pub(in super::super) static KINDS: &[Resource] = &[
 ];
 
 /// The kind with this plural.
-pub(in super::super) fn kind_of(plural: &str) -> Option<&'static Resource> {
+pub(in super::super) fn kind_of(plural: &str) -> Option<&'static SimulatedKind> {
     KINDS.iter().find(|kind| kind.plural == plural)
 }
 

@@ -1,23 +1,23 @@
-//! Objects, and what happened to them.
+//! Objects, and the history of their changes.
 
 use std::{collections::BTreeMap, ops::Deref, sync::Arc};
 
 use serde_json::{Value, json};
 
-use super::{KINDS, State};
+use super::{ApiServerState, KINDS};
 
 /// Namespace and name.
-pub(super) type ObjectName = (String, String);
+pub(super) type StoredName = (String, String);
 
 /// An object in one version.
 #[derive(Debug)]
-pub(in super::super) struct Object {
+pub(in super::super) struct StoredObject {
     pub(super) value: Value,
     /// As it is sent.
     pub(super) text: String,
 }
 
-impl Deref for Object {
+impl Deref for StoredObject {
     type Target = Value;
 
     fn deref(&self) -> &Value {
@@ -25,9 +25,9 @@ impl Deref for Object {
     }
 }
 
-impl Object {
+impl StoredObject {
     /// Whether it is being deleted.
-    pub(in super::super) fn is_leaving(&self) -> bool {
+    pub(in super::super) fn is_being_deleted(&self) -> bool {
         self.value["metadata"].get("deletionTimestamp").is_some()
     }
 
@@ -35,8 +35,8 @@ impl Object {
         self.value["metadata"]["finalizers"].as_array().is_some_and(|all| !all.is_empty())
     }
 
-    /// The part that clients read in answers to what they have written.
-    pub(super) fn short(&self) -> String {
+    /// The part that clients read in answers to their writes.
+    pub(super) fn without_spec_and_status(&self) -> String {
         let value = |name: &str| &self.value[name];
         format!(
             r#"{{"apiVersion":{},"kind":{},"metadata":{}}}"#,
@@ -54,26 +54,26 @@ impl Object {
     }
 }
 
-/// What happened to an object.
-pub(super) struct Change {
+/// One change of an object.
+pub(super) struct ObjectChange {
     pub(super) version: u64,
-    pub(super) name: ObjectName,
-    pub(super) before: Option<Arc<Object>>,
+    pub(super) name: StoredName,
+    pub(super) before: Option<Arc<StoredObject>>,
     /// What it is now, or what it was when it was removed.
-    pub(super) object: Arc<Object>,
+    pub(super) object: Arc<StoredObject>,
     pub(super) removed: bool,
 }
 
-/// The objects of a kind, and everything that happened to them.
+/// The objects of a kind, and all of their changes.
 #[derive(Default)]
-pub(super) struct KindObjects {
-    pub(super) objects: BTreeMap<ObjectName, Arc<Object>>,
-    pub(super) history: Vec<Change>,
+pub(super) struct StoredKind {
+    pub(super) objects: BTreeMap<StoredName, Arc<StoredObject>>,
+    pub(super) history: Vec<ObjectChange>,
 }
 
-impl KindObjects {
+impl StoredKind {
     /// The objects as they were at a version.
-    pub(super) fn at(&self, version: u64) -> Vec<Arc<Object>> {
+    pub(super) fn at(&self, version: u64) -> Vec<Arc<StoredObject>> {
         let later = self.history.partition_point(|change| change.version <= version);
         if later == self.history.len() {
             return self.objects.values().cloned().collect();
@@ -89,9 +89,9 @@ impl KindObjects {
     }
 }
 
-impl State {
-    pub(super) fn new_object(&mut self, cluster: &str, kind: usize, (namespace, name): &ObjectName) -> Value {
-        self.uids += 1;
+impl ApiServerState {
+    pub(super) fn new_object(&mut self, cluster: &str, kind: usize, (namespace, name): &StoredName) -> Value {
+        self.uid_count += 1;
         let kind = &KINDS[kind];
         let api_version = match kind.group {
             "" => kind.version.to_owned(),
@@ -99,7 +99,7 @@ impl State {
         };
         let mut metadata = json!({
             "name": name,
-            "uid": format!("{cluster}-{}", self.uids),
+            "uid": format!("{cluster}-{}", self.uid_count),
             "generation": 1,
             "creationTimestamp": "2026-01-01T00:00:00Z",
         });
@@ -109,22 +109,28 @@ impl State {
         json!({ "apiVersion": api_version, "kind": kind.kind, "metadata": metadata })
     }
 
-    pub(super) fn store(&mut self, kind: usize, name: ObjectName, object: Value) -> Arc<Object> {
+    pub(super) fn store(&mut self, kind: usize, name: StoredName, object: Value) -> Arc<StoredObject> {
         self.version += 1;
         let version = self.version;
-        let object = Object::new(object, version);
-        let KindObjects { objects, history } = &mut self.kinds[kind];
+        let object = StoredObject::new(object, version);
+        let StoredKind { objects, history } = &mut self.kinds[kind];
         let before = objects.insert(name.clone(), object.clone());
-        history.push(Change { version, name, before, object: object.clone(), removed: false });
+        history.push(ObjectChange { version, name, before, object: object.clone(), removed: false });
         object
     }
 
-    pub(super) fn remove(&mut self, kind: usize, name: &ObjectName) {
-        let KindObjects { objects, history } = &mut self.kinds[kind];
+    pub(super) fn remove(&mut self, kind: usize, name: &StoredName) {
+        let StoredKind { objects, history } = &mut self.kinds[kind];
         let Some(before) = objects.remove(name) else { return };
         self.version += 1;
         let version = self.version;
-        let object = Object::new(before.value.clone(), version);
-        history.push(Change { version, name: name.clone(), before: Some(before), object, removed: true });
+        let object = StoredObject::new(before.value.clone(), version);
+        history.push(ObjectChange {
+            version,
+            name: name.clone(),
+            before: Some(before),
+            object,
+            removed: true,
+        });
     }
 }

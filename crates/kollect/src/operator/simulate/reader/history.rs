@@ -5,9 +5,9 @@ use std::{collections::BTreeMap, ops::Deref};
 use tokio::time::Instant;
 
 use super::super::{
-    api_server::{ApiServer, Object},
-    schedule::COLLECTED,
-    specs::{self, Inventory, Namespace, Profile, Scope, Sink, name, text},
+    api_server::{ApiServer, StoredObject},
+    schedule::COLLECTED_KINDS,
+    specs::{self, InventorySpecs, NamespaceSpecs, ProfileSpecs, ScopeSpecs, SinkSpecs, name, text},
 };
 
 /// All versions of something, oldest first; `None`: it did not exist.
@@ -58,7 +58,7 @@ impl<T> Deref for Versions<T> {
 
 /// An object that is collected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Collected {
+pub(super) struct CollectedObject {
     pub(super) kind: String,
     pub(super) namespace: String,
     pub(super) name: String,
@@ -68,14 +68,14 @@ pub(super) struct Collected {
 /// The versions of everything in a cluster.
 #[derive(Debug)]
 pub(super) struct History {
-    pub(super) inventories: BTreeMap<String, Versions<Inventory>>,
-    pub(super) sinks: BTreeMap<String, Versions<Sink>>,
-    pub(super) targets: BTreeMap<String, Versions<specs::Target>>,
-    pub(super) profiles: BTreeMap<String, Versions<Profile>>,
-    pub(super) namespaces: BTreeMap<String, Versions<Namespace>>,
+    pub(super) inventories: BTreeMap<String, Versions<InventorySpecs>>,
+    pub(super) sinks: BTreeMap<String, Versions<SinkSpecs>>,
+    pub(super) targets: BTreeMap<String, Versions<specs::TargetSpecs>>,
+    pub(super) profiles: BTreeMap<String, Versions<ProfileSpecs>>,
+    pub(super) namespaces: BTreeMap<String, Versions<NamespaceSpecs>>,
     /// By UID.
-    pub(super) objects: BTreeMap<String, Versions<Collected>>,
-    pub(super) scopes: Versions<Scope>,
+    pub(super) objects: BTreeMap<String, Versions<CollectedObject>>,
+    pub(super) scopes: Versions<ScopeSpecs>,
     /// Whether everything may be listed.
     pub(super) sees_everything: Versions<bool>,
     /// When something was recorded.
@@ -91,17 +91,21 @@ impl Default for History {
             profiles: BTreeMap::new(),
             namespaces: BTreeMap::new(),
             objects: BTreeMap::new(),
-            scopes: Versions::new(Some(Scope::of(None))),
+            scopes: Versions::new(Some(ScopeSpecs::of(None))),
             sees_everything: Versions::new(Some(true)),
             times: Vec::new(),
         }
     }
 }
 
-/// What exists now, with generations.
-type Now<T> = BTreeMap<String, (i64, T)>;
+/// The objects that exist now, with generations.
+type CurrentVersions<T> = BTreeMap<String, (i64, T)>;
 
-fn put<T: PartialEq>(known: &mut BTreeMap<String, Versions<T>>, mut now: Now<T>, record: u64) {
+fn record_versions<T: PartialEq>(
+    known: &mut BTreeMap<String, Versions<T>>,
+    mut now: CurrentVersions<T>,
+    record: u64,
+) {
     for name in now.keys() {
         if !known.contains_key(name) {
             known.insert(name.clone(), Versions::new(None));
@@ -121,22 +125,42 @@ impl History {
         self.times[usize::try_from(record).unwrap() - 1]
     }
 
-    /// Takes down what has changed.
+    /// Records new versions of everything that has changed.
     pub(super) fn record(&mut self, api: &ApiServer) {
-        fn named<T>(api: &ApiServer, plural: &str, read: impl Fn(&Object) -> T) -> Now<T> {
+        fn named<T>(api: &ApiServer, plural: &str, read: impl Fn(&StoredObject) -> T) -> CurrentVersions<T> {
             let objects = api.objects(plural);
-            let staying = objects.iter().filter(|object| !object.is_leaving());
-            let generation = |object: &Object| object["metadata"]["generation"].as_i64().unwrap_or(0);
-            staying.map(|object| (name(object).to_owned(), (generation(object), read(object)))).collect()
+            let existing = objects.iter().filter(|object| !object.is_being_deleted());
+            let generation = |object: &StoredObject| object["metadata"]["generation"].as_i64().unwrap_or(0);
+            existing.map(|object| (name(object).to_owned(), (generation(object), read(object)))).collect()
         }
         self.times.push(Instant::now());
         let record = self.times.len() as u64;
-        put(&mut self.inventories, named(api, "kollectinventories", |object| Inventory::of(object)), record);
-        put(&mut self.sinks, named(api, "kollectdatabasesinks", |object| Sink::of(object)), record);
-        put(&mut self.targets, named(api, "kollecttargets", |object| specs::Target::of(object)), record);
-        put(&mut self.profiles, named(api, "kollectprofiles", |object| Profile::of(object)), record);
-        put(&mut self.namespaces, named(api, "namespaces", |object| Namespace::of(object)), record);
-        let scope = Some(Scope::now(api));
+        record_versions(
+            &mut self.inventories,
+            named(api, "kollectinventories", |object| InventorySpecs::of(object)),
+            record,
+        );
+        record_versions(
+            &mut self.sinks,
+            named(api, "kollectdatabasesinks", |object| SinkSpecs::of(object)),
+            record,
+        );
+        record_versions(
+            &mut self.targets,
+            named(api, "kollecttargets", |object| specs::TargetSpecs::of(object)),
+            record,
+        );
+        record_versions(
+            &mut self.profiles,
+            named(api, "kollectprofiles", |object| ProfileSpecs::of(object)),
+            record,
+        );
+        record_versions(
+            &mut self.namespaces,
+            named(api, "namespaces", |object| NamespaceSpecs::of(object)),
+            record,
+        );
+        let scope = Some(ScopeSpecs::now(api));
         if self.scopes.last() != Some(&scope) {
             self.scopes.push(scope, record, 0);
         }
@@ -144,9 +168,9 @@ impl History {
         if self.sees_everything.last() != Some(&sees_everything) {
             self.sees_everything.push(sees_everything, record, 0);
         }
-        let collected = |object: &Object| {
+        let collected = |object: &StoredObject| {
             let metadata = &object["metadata"];
-            let collected = Collected {
+            let collected = CollectedObject {
                 kind: text(&object["kind"]).to_owned(),
                 namespace: text(&metadata["namespace"]).to_owned(),
                 name: name(object).to_owned(),
@@ -154,7 +178,7 @@ impl History {
             };
             (text(&metadata["uid"]).to_owned(), (0, collected))
         };
-        let objects = COLLECTED.into_iter().flat_map(|plural| api.objects(plural));
-        put(&mut self.objects, objects.map(|object| collected(&object)).collect(), record);
+        let objects = COLLECTED_KINDS.into_iter().flat_map(|plural| api.objects(plural));
+        record_versions(&mut self.objects, objects.map(|object| collected(&object)).collect(), record);
     }
 }

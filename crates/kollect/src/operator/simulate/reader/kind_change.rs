@@ -3,43 +3,45 @@
 use kollect_model::row::RowKey;
 
 use super::{
-    super::specs::Profile,
-    Look,
-    history::{Collected, History},
+    super::specs::ProfileSpecs,
+    DestinationView,
+    history::{CollectedObject, History},
 };
 
-/// Checks that the rows of the new kind are there, now that `gone` was removed because `version` of a profile has
+/// Checks that the rows of the new kind are there, now that `removed` has left because `version` of a profile has
 /// another kind. If anything else that the rows depend on has changed since then, nothing is checked.
 pub(super) fn check(
     history: &History,
-    Look { place, held, limit, .. }: &Look<'_>,
-    gone: &RowKey,
+    DestinationView { stored, held, limit, .. }: &DestinationView<'_>,
+    removed: &RowKey,
     profile: &str,
     version: usize,
 ) -> Result<(), String> {
     let profiles = &history.profiles[profile];
     let record = profiles.record(version);
-    let target = history.targets.get(&*gone.target.name).and_then(|target| target.unchanged_since(record));
-    let inventory = history.inventories.get(&place.1.name).and_then(|own| own.unchanged_since(record));
+    let target = history.targets.get(&*removed.target.name).and_then(|target| target.unchanged_since(record));
+    let inventory =
+        history.inventories.get(&stored.1.name).and_then(|versions| versions.unchanged_since(record));
     let scope = history.scopes.unchanged_since(record);
-    let kind = profiles.unchanged_since(record).and_then(Profile::collects);
+    let kind = profiles.unchanged_since(record).and_then(ProfileSpecs::collected_kind);
     let (Some(target), Some(_), Some(scope), Some(kind)) = (target, inventory, scope, kind) else {
         return Ok(());
     };
     let sinks_stay = history.sinks.values().all(|sink| sink.unchanged_since(record).is_some());
-    let old = history.objects.get(&*gone.uid).and_then(|object| object.unchanged_since(record));
+    let old = history.objects.get(&*removed.uid).and_then(|object| object.unchanged_since(record));
     if !sinks_stay || old.is_none() {
         return Ok(());
     }
     for (uid, object) in &history.objects {
-        let Some(Collected { kind: own, namespace, size, .. }) = object.unchanged_since(record) else {
+        let Some(CollectedObject { kind: object_kind, namespace, size, .. }) = object.unchanged_since(record)
+        else {
             continue;
         };
-        let labels = history.namespaces.get(namespace).and_then(|found| found.unchanged_since(record));
-        let selected = target.wants(namespace, labels.copied()) && scope.permits(namespace) == Some(true);
+        let labels = history.namespaces.get(namespace).and_then(|versions| versions.unchanged_since(record));
+        let selected = target.selects(namespace, labels.copied()) && scope.permits(namespace) == Some(true);
         // Where the new kind may not be listed the old rows stay, namespace by namespace.
-        let is_elsewhere = *namespace != *gone.namespace;
-        if *own != kind.kind || is_elsewhere || !selected || size >= limit {
+        let is_in_other_namespace = *namespace != *removed.namespace;
+        if *object_kind != kind.kind || is_in_other_namespace || !selected || size >= limit {
             continue;
         }
         let key = RowKey {
@@ -47,11 +49,11 @@ pub(super) fn check(
             kind: kind.kind.into(),
             namespace: namespace.as_str().into(),
             uid: uid.as_str().into(),
-            ..gone.clone()
+            ..removed.clone()
         };
         if !held.contains_key(&key) {
             return Err(format!(
-                "{place:?}: {gone:?} has left because profile {profile} collects {} now, and {key:?} is not there",
+                "{stored:?}: {removed:?} has left because profile {profile} collects {} now, and {key:?} is not there",
                 kind.kind
             ));
         }

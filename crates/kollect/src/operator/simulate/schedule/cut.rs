@@ -1,8 +1,9 @@
-//! What is left of a schedule: fewer clusters and processes, fewer steps, shorter pauses. Its text is the value of `CUT`.
+//! The part of a schedule that is kept: fewer clusters and processes, fewer steps, shorter pauses. Its text is the
+//! value of `CUT`.
 
 use std::{fmt, str::FromStr};
 
-use super::{ProcessStep, Schedule, Step};
+use super::{ProcessStep, Schedule, ScheduleStep};
 
 /// `2+1:0,3/2,7`: two processes in the first cluster and one in the second, and three steps, the second of which takes a
 /// quarter of its time.
@@ -15,26 +16,26 @@ pub(in super::super) struct Cut {
 }
 
 impl Cut {
-    /// Everything.
-    pub(in super::super) fn nothing(schedule: &Schedule) -> Self {
+    /// Keeps all clusters, steps and pauses.
+    pub(in super::super) fn everything(schedule: &Schedule) -> Self {
         let steps = (0..schedule.steps.len()).map(|number| (number, 0)).collect();
         Self { clusters: schedule.clusters.clone(), steps }
     }
 }
 
 impl Schedule {
-    /// What is left of it.
+    /// The part that is kept.
     pub(in super::super) fn cut(&self, cut: &Cut) -> Self {
-        let left = cut.steps.iter().filter_map(|&(number, halvings)| {
+        let kept = cut.steps.iter().filter_map(|&(number, halvings)| {
             let (step, pause) = self.steps.get(number)?;
             let exists = step.cluster().is_none_or(|cluster| cluster < cut.clusters.len());
             let mut step = step.clone();
-            if let Step::Process(_, _, ProcessStep::Pause(seconds)) = &mut step {
+            if let ScheduleStep::Process(_, _, ProcessStep::Pause(seconds)) = &mut step {
                 *seconds >>= halvings;
             }
             exists.then_some((step, pause >> halvings))
         });
-        Self { seed: self.seed, clusters: cut.clusters.clone(), steps: left.collect() }
+        Self { seed: self.seed, clusters: cut.clusters.clone(), steps: kept.collect() }
     }
 }
 

@@ -3,31 +3,32 @@
 use fastrand::Rng;
 
 use super::{
-    CLUSTERS, COLLECTED, ClusterStep, Counted, CrashPoint, DESTINATIONS, INVENTORIES, MISSPELT, NAMESPACES,
-    PROFILES, ProcessStep, SINKS, ScopeForm, SinkFault, SinkStep, Step, TARGETS, Wants, choose, some_of,
+    CLUSTERS, COLLECTED_KINDS, ClusterStep, CountedRequests, CrashPoint, DESTINATIONS, INVENTORIES,
+    MISSPELT_KIND, NAMESPACES, PROFILES, ProcessStep, SINKS, ScheduleStep, ScopeForm, SinkFault, SinkStep,
+    TARGETS, WantedNamespaces, choose, subset,
 };
 
 /// A step. `clusters` are the numbers of their processes.
-pub(super) fn step(random: &mut Rng, clusters: &[usize]) -> Step {
+pub(super) fn step(random: &mut Rng, clusters: &[usize]) -> ScheduleStep {
     let cluster = random.usize(..clusters.len());
     match random.u8(..100) {
-        0..35 => Step::In(cluster, object_step(random)),
+        0..35 => ScheduleStep::In(cluster, object_step(random)),
         35..39 if clusters.len() > 1 => neighbour_step(random, cluster),
-        35..54 => Step::In(cluster, spec_step(random)),
-        54..72 => Step::In(cluster, api_step(random)),
+        35..54 => ScheduleStep::In(cluster, spec_step(random)),
+        54..72 => ScheduleStep::In(cluster, api_step(random)),
         72..83 => {
             let destination = choose(random, &DESTINATIONS);
-            Step::Sink(destination, sink_step(random))
+            ScheduleStep::Sink(destination, sink_step(random))
         }
         _ => {
             let process = random.usize(..clusters[cluster]);
-            Step::Process(cluster, process, process_step(random))
+            ScheduleStep::Process(cluster, process, process_step(random))
         }
     }
 }
 
 fn object_step(random: &mut Rng) -> ClusterStep {
-    let (plural, namespace) = (choose(random, &COLLECTED), choose(random, &NAMESPACES));
+    let (plural, namespace) = (choose(random, &COLLECTED_KINDS), choose(random, &NAMESPACES));
     match random.u8(..35) {
         0..22 => ClusterStep::Object(plural, namespace, random.u8(..4), random.u8(..6)),
         22..32 => ClusterStep::DeleteObject(plural, namespace, random.u8(..4)),
@@ -39,30 +40,36 @@ fn spec_step(random: &mut Rng) -> ClusterStep {
     match random.u8(..27) {
         0..5 => {
             let (target, profile) = (choose(random, &TARGETS), choose(random, &PROFILES));
-            let wants = match random.u8(..6) {
-                0 => Wants::All,
-                1 => Wants::Labelled,
+            let namespaces = match random.u8(..6) {
+                0 => WantedNamespaces::All,
+                1 => WantedNamespaces::Labelled,
                 _ => {
-                    let mut names = some_of(random, &NAMESPACES);
+                    let mut names = subset(random, &NAMESPACES);
                     if names.is_empty() {
                         // An empty list means all of them.
                         names.push(choose(random, &NAMESPACES));
                     }
-                    Wants::Named(names)
+                    WantedNamespaces::Named(names)
                 }
             };
-            ClusterStep::Target(target, profile, wants)
+            ClusterStep::Target(target, profile, namespaces)
         }
         5 | 6 => ClusterStep::SuspendTarget(choose(random, &TARGETS), random.bool()),
         7 | 8 => ClusterStep::DeleteTarget(choose(random, &TARGETS)),
         9 | 10 => {
-            let kinds = [COLLECTED[0], COLLECTED[1], COLLECTED[0], COLLECTED[1], MISSPELT];
+            let kinds = [
+                COLLECTED_KINDS[0],
+                COLLECTED_KINDS[1],
+                COLLECTED_KINDS[0],
+                COLLECTED_KINDS[1],
+                MISSPELT_KIND,
+            ];
             ClusterStep::ProfileKind(choose(random, &PROFILES), choose(random, &kinds))
         }
         11 => ClusterStep::ProfileAttributes(choose(random, &PROFILES), random.u8(1..=2)),
         12..16 => {
-            let sinks = some_of(random, &SINKS.map(|(name, _)| name));
-            let targets = if random.bool() { some_of(random, &TARGETS) } else { Vec::new() };
+            let sinks = subset(random, &SINKS.map(|(name, _)| name));
+            let targets = if random.bool() { subset(random, &TARGETS) } else { Vec::new() };
             ClusterStep::Inventory(choose(random, &INVENTORIES), sinks, targets)
         }
         16 | 17 => ClusterStep::SuspendInventory(choose(random, &INVENTORIES), random.bool()),
@@ -73,8 +80,8 @@ fn spec_step(random: &mut Rng) -> ClusterStep {
         }
         23 => match random.u8(..4) {
             0 => ClusterStep::Scope(ScopeForm::Unreadable),
-            1 => ClusterStep::Scope(ScopeForm::Allows(some_of(random, &NAMESPACES))),
-            _ => ClusterStep::Scope(ScopeForm::Denies(some_of(random, &NAMESPACES))),
+            1 => ClusterStep::Scope(ScopeForm::Allows(subset(random, &NAMESPACES))),
+            _ => ClusterStep::Scope(ScopeForm::Denies(subset(random, &NAMESPACES))),
         },
         24 => ClusterStep::DeleteScope,
         25 => {
@@ -87,12 +94,12 @@ fn spec_step(random: &mut Rng) -> ClusterStep {
 
 /// What two clusters that share destinations may do to each other. Only the second one uses the name of the first: if
 /// each used that of the other, each would wait for the other to leave.
-fn neighbour_step(random: &mut Rng, cluster: usize) -> Step {
+fn neighbour_step(random: &mut Rng, cluster: usize) -> ScheduleStep {
     let (sink, inventory) = (choose(random, &SINKS).0, choose(random, &INVENTORIES));
     match random.u8(..8) {
-        0..5 => Step::In(1, ClusterStep::ClusterName(sink, choose(random, &CLUSTERS))),
-        5 => Step::In(cluster, ClusterStep::TakeOver(inventory, None)),
-        _ => Step::In(cluster, ClusterStep::TakeOver(inventory, Some(sink))),
+        0..5 => ScheduleStep::In(1, ClusterStep::ClusterName(sink, choose(random, &CLUSTERS))),
+        5 => ScheduleStep::In(cluster, ClusterStep::TakeOver(inventory, None)),
+        _ => ScheduleStep::In(cluster, ClusterStep::TakeOver(inventory, Some(sink))),
     }
 }
 
@@ -101,7 +108,7 @@ fn api_step(random: &mut Rng) -> ClusterStep {
         0..4 => ClusterStep::Namespace(choose(random, &NAMESPACES), random.bool()),
         4..8 => {
             let namespace = if random.bool() { "" } else { choose(random, &NAMESPACES) };
-            ClusterStep::Permit(choose(random, &COLLECTED), namespace, random.bool())
+            ClusterStep::Permit(choose(random, &COLLECTED_KINDS), namespace, random.bool())
         }
         8..12 => ClusterStep::CutWatches,
         12..16 => ClusterStep::ForgetHistory,
@@ -130,7 +137,10 @@ fn process_step(random: &mut Rng) -> ProcessStep {
     match random.u8(..20) {
         0..3 => ProcessStep::Crash,
         3..5 => {
-            let counted = choose(random, &[Counted::ApiWrites, Counted::SinkWrites, Counted::SinkWrites]);
+            let counted = choose(
+                random,
+                &[CountedRequests::ApiWrites, CountedRequests::SinkWrites, CountedRequests::SinkWrites],
+            );
             let points = [CrashPoint::BeforeSent, CrashPoint::OnTheWay, CrashPoint::Applied];
             ProcessStep::CrashAt(counted, random.u8(1..5), choose(random, &points))
         }

@@ -8,57 +8,58 @@ use kollect_model::{
     claim::{Claim, Claimant},
     sink::{Atomicity, Sink, SinkError, SinkReason},
 };
-use kollect_sinks::{Plan, Policy};
+use kollect_sinks::{Plan, SinkPolicy};
 
-use super::{ProcessSinks, Sender, SinkServers, destination_of, is_atomic, requests::RowWrite};
+use super::{ProcessSinks, SendingProcess, SinkServers, destination_of, is_atomic, requests::RowWrite};
 use crate::operator::{
     bindings::OpenPlan,
-    simulate::network::{Client, Lost, Sent, Server},
+    simulate::network::{AnswerLost, ClientState, SentRequest, SimulatedServer},
 };
 
 /// A connection to a destination.
-struct OpenSink {
+struct SimulatedSink {
     servers: SinkServers,
-    sender: Sender,
+    sender: SendingProcess,
     destination: Arc<str>,
 }
 
 #[async_trait]
 impl OpenPlan for ProcessSinks {
-    async fn open(&self, plan: &Plan, policy: &Policy) -> Result<Box<dyn Sink>, SinkError> {
+    async fn open(&self, plan: &Plan, policy: &SinkPolicy) -> Result<Box<dyn Sink>, SinkError> {
         let destination = plan.destination(policy).to_string();
         let destination = destination_of(&destination).into();
         let Self { servers, sender } = self;
-        let sink = OpenSink { servers: servers.clone(), sender: sender.clone(), destination };
+        let sink = SimulatedSink { servers: servers.clone(), sender: sender.clone(), destination };
         sink.send("connect", false, |servers, destination, _| servers.check(destination, "connect")).await?;
         Ok(Box::new(sink))
     }
 }
 
-impl OpenSink {
+impl SimulatedSink {
     async fn send<T: Send + 'static>(
         &self,
         attempt: &str,
-        changes: bool,
-        apply: impl FnOnce(&SinkServers, &str, Client) -> Result<T, SinkError> + Send + 'static,
+        may_change: bool,
+        apply: impl FnOnce(&SinkServers, &str, ClientState) -> Result<T, SinkError> + Send + 'static,
     ) -> Result<T, SinkError> {
         let destination = self.destination.clone();
-        let sent = Sent {
-            to: Server::Destination(&self.destination),
-            what: format!("{attempt} {destination}"),
-            changes,
-            takes: self.servers.lock().duration(&destination),
+        let request = SentRequest {
+            to: SimulatedServer::Destination(&self.destination),
+            description: format!("{attempt} {destination}"),
+            may_change,
+            duration: self.servers.lock().request_duration(&destination),
         };
-        let (servers, own) = (self.servers.clone(), destination.clone());
-        let answer = self.sender.link.send(sent, move |client| apply(&servers, &own, client)).await;
-        answer.unwrap_or_else(|lost: Lost| {
+        let servers = self.servers.clone();
+        let answer =
+            self.sender.link.send(request, move |client| apply(&servers, &destination, client)).await;
+        answer.unwrap_or_else(|lost: AnswerLost| {
             Err(SinkError::because(SinkReason::Unreachable, attempt.to_owned(), lost))
         })
     }
 }
 
 #[async_trait]
-impl Sink for OpenSink {
+impl Sink for SimulatedSink {
     async fn check(&self) -> Result<(), SinkError> {
         self.send("check", false, |servers, destination, _| servers.check(destination, "check")).await
     }
@@ -69,9 +70,9 @@ impl Sink for OpenSink {
     }
 
     async fn claim(&self, inventory: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
-        let (by, inventory, claimant) = (self.sender.clone(), inventory.clone(), claimant.clone());
-        self.send("claim", true, move |servers, to, client| {
-            servers.claim(to, &by, &inventory, (&claimant, client))
+        let (sender, inventory, claimant) = (self.sender.clone(), inventory.clone(), claimant.clone());
+        self.send("claim", true, move |servers, destination, client| {
+            servers.claim(destination, &sender, &inventory, (&claimant, client))
         })
         .await
     }
@@ -82,31 +83,38 @@ impl Sink for OpenSink {
 
     async fn claims(&self, inventories: &[InventoryId]) -> Result<Vec<Option<Claim>>, SinkError> {
         let inventories = inventories.to_vec();
-        self.send("read claims", false, move |servers, to, _| servers.claims(to, &inventories)).await
+        self.send("read claims", false, move |servers, destination, _| {
+            servers.claims(destination, &inventories)
+        })
+        .await
     }
 
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
         let rows = RowWrite::of(batch.delta);
-        let at_once = if is_atomic(&self.destination) { rows.len().max(1) } else { 1 };
+        let rows_at_once = if is_atomic(&self.destination) { rows.len().max(1) } else { 1 };
         let mut receipt = Receipt::default();
         let mut rows = rows.into_iter().peekable();
         // The claim is checked even if there are no rows.
         loop {
-            let part: Vec<RowWrite> = rows.by_ref().take(at_once).collect();
-            let ends = rows.peek().is_none();
-            let (by, inventory, claim) = (self.sender.clone(), batch.inventory.clone(), batch.claim.clone());
-            let write = self.send("write", true, move |servers, to, _| {
-                servers.write(to, &by, &inventory, &claim, (part, ends))
+            let part: Vec<RowWrite> = rows.by_ref().take(rows_at_once).collect();
+            let is_last = rows.peek().is_none();
+            let (sender, inventory, claim) =
+                (self.sender.clone(), batch.inventory.clone(), batch.claim.clone());
+            let write = self.send("write", true, move |servers, destination, _| {
+                servers.write(destination, &sender, &inventory, &claim, (part, is_last))
             });
             receipt.refused.extend(write.await?.refused);
-            if ends {
+            if is_last {
                 return Ok(receipt);
             }
         }
     }
 
     async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
-        let (by, inventory, claim) = (self.sender.clone(), inventory.clone(), claim.clone());
-        self.send("clean", true, move |servers, to, _| servers.forget(to, &by, &inventory, &claim)).await
+        let (sender, inventory, claim) = (self.sender.clone(), inventory.clone(), claim.clone());
+        self.send("clean", true, move |servers, destination, _| {
+            servers.forget(destination, &sender, &inventory, &claim)
+        })
+        .await
     }
 }

@@ -3,23 +3,23 @@
 use std::fmt;
 
 use kollect_model::{
-    batch::{Baseline, Delta, InventoryId, Receipt, Refusal},
+    batch::{Baseline, Delta, InventoryId, Receipt, RefusedRow},
     claim::{Claim, Claimant},
     row::{Row, RowDigest, RowKey},
     sink::{SinkError, SinkReason},
 };
 use serde::Deserialize;
 
-use super::{Sender, SinkFault, SinkServers, State, TakeOver, is_atomic};
+use super::{SendingProcess, SimulatedTakeOver, SinkFault, SinkServers, SinkServersState, is_atomic};
 use crate::operator::simulate::{
-    network::{Answer, Client},
-    reader::Look,
-    truth::Place,
+    expected_rows::StoredInventory,
+    network::{ClientState, ServerAnswer},
+    reader::DestinationView,
 };
 
 /// When a request fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Failure {
+enum RequestFailsWhen {
     Never,
     Before,
     After,
@@ -30,7 +30,7 @@ pub(super) struct RowWrite {
     key: RowKey,
     /// `None`: it is removed.
     digest: Option<RowDigest>,
-    /// What is said if the destination cannot hold it, and what that depends on.
+    /// For the message if the destination cannot hold it, which depends on the size.
     described: String,
     size: i64,
 }
@@ -38,8 +38,8 @@ pub(super) struct RowWrite {
 impl RowWrite {
     /// All changes of a delta.
     pub(super) fn of(delta: &Delta) -> Vec<Self> {
-        let removed = delta.removed.iter().map(|gone| Self {
-            key: gone.key.clone(),
+        let removed = delta.removed.iter().map(|removed| Self {
+            key: removed.key.clone(),
             digest: None,
             described: String::new(),
             size: 0,
@@ -62,7 +62,7 @@ impl RowWrite {
     }
 }
 
-impl<T: Send + 'static> Answer for Result<T, SinkError> {
+impl<T: Send + 'static> ServerAnswer for Result<T, SinkError> {
     fn is_refusal(&self) -> bool {
         self.is_err()
     }
@@ -82,15 +82,15 @@ impl SinkServers {
         &self,
         destination: &str,
         attempt: &str,
-        apply: impl FnOnce(&mut State) -> Result<T, SinkError>,
+        apply: impl FnOnce(&mut SinkServersState) -> Result<T, SinkError>,
     ) -> Result<T, SinkError> {
         let mut state = self.lock();
-        let failure = state.failure(destination);
-        if failure == Failure::Before {
+        let failure = state.next_failure(destination);
+        if failure == RequestFailsWhen::Before {
             return Err(failed(attempt));
         }
         let answer = apply(&mut state)?;
-        if failure == Failure::After { Err(failed(attempt)) } else { Ok(answer) }
+        if failure == RequestFailsWhen::After { Err(failed(attempt)) } else { Ok(answer) }
     }
 
     /// A request that changes nothing.
@@ -108,9 +108,9 @@ impl SinkServers {
     pub(super) fn claim(
         &self,
         destination: &str,
-        by: &Sender,
+        sender: &SendingProcess,
         inventory: &InventoryId,
-        (claimant, client): (&Claimant, Client),
+        (claimant, client): (&Claimant, ClientState),
     ) -> Result<Claim, SinkError> {
         self.request(destination, "claim", |state| {
             let journal = state.journal.clone();
@@ -121,15 +121,15 @@ impl SinkServers {
             journal.count("claims granted", 1);
             let claim = held.claim.insert(Claim { writes: Some(0), ..granted }).clone();
             state.note_held(destination, inventory, false);
-            if client == Client::Gone {
+            if client == ClientState::NotWaiting {
                 state.late_claims.insert((destination.to_owned(), inventory.clone()));
             }
-            if before.as_deref() != Some(&*by.cluster) {
+            if before.as_deref() != Some(&*sender.cluster) {
                 state.reader.note_new_owner(destination, inventory);
             }
-            if let Some(before) = before.filter(|before| **before != *by.cluster) {
+            if let Some(before) = before.filter(|before| **before != *sender.cluster) {
                 journal.count("claims taken over from another cluster", 1);
-                state.check_take_over(destination, by, inventory, (claimant, &before, &claim));
+                state.check_take_over(destination, sender, inventory, (claimant, &before, &claim));
             }
             Ok(claim)
         })
@@ -145,26 +145,26 @@ impl SinkServers {
         })
     }
 
-    /// Applies changes of rows, all or none but for those that the destination cannot hold. `ends`: no more rows of this
-    /// write follow.
+    /// Applies changes of rows, all or none but for those that the destination cannot hold. `is_last`: no more rows of
+    /// this write follow.
     pub(super) fn write(
         &self,
         destination: &str,
-        by: &Sender,
+        sender: &SendingProcess,
         inventory: &InventoryId,
         claim: &Claim,
-        (rows, ends): (Vec<RowWrite>, bool),
+        (rows, is_last): (Vec<RowWrite>, bool),
     ) -> Result<Receipt, SinkError> {
         self.request(destination, "write", |state| {
-            state.admits(destination, inventory, claim)?;
+            state.check_admitted(destination, inventory, claim)?;
             let limit = state.destination(destination).limit;
             let (rows, refused): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.size < limit);
             let rows: Vec<_> = rows.into_iter().map(|row| (row.key, row.digest)).collect();
-            state.apply(destination, by, inventory, (&rows, !ends));
-            let claim = state.held(destination, inventory).claim.as_mut().filter(|_| ends);
+            state.apply(destination, sender, inventory, (&rows, !is_last));
+            let claim = state.held(destination, inventory).claim.as_mut().filter(|_| is_last);
             claim.into_iter().for_each(Claim::count_write);
             state.journal.count("rows refused", refused.len() as u64);
-            let refused = refused.into_iter().map(|row| Refusal {
+            let refused = refused.into_iter().map(|row| RefusedRow {
                 key: row.key,
                 why: format!("{}: the destination cannot hold it", row.described),
             });
@@ -175,16 +175,16 @@ impl SinkServers {
     pub(super) fn forget(
         &self,
         destination: &str,
-        by: &Sender,
+        sender: &SendingProcess,
         inventory: &InventoryId,
         claim: &Claim,
     ) -> Result<(), SinkError> {
         self.request(destination, "clean", |state| {
-            state.admits(destination, inventory, claim)?;
+            state.check_admitted(destination, inventory, claim)?;
             let held = &state.held(destination, inventory).rows;
-            let gone: Vec<_> = held.keys().map(|key| (key.clone(), None)).collect();
-            state.apply(destination, by, inventory, (&gone, false));
-            state.check_cleaned(by, (destination.to_owned(), inventory.clone()), &gone);
+            let removed: Vec<_> = held.keys().map(|key| (key.clone(), None)).collect();
+            state.apply(destination, sender, inventory, (&removed, false));
+            state.check_cleaned(sender, (destination.to_owned(), inventory.clone()), &removed);
             state.destination(destination).contents.remove(inventory);
             state.note_held(destination, inventory, false);
             state.journal.count("destinations cleaned", 1);
@@ -193,21 +193,26 @@ impl SinkServers {
     }
 }
 
-impl State {
-    fn failure(&mut self, destination: &str) -> Failure {
+impl SinkServersState {
+    fn next_failure(&mut self, destination: &str) -> RequestFailsWhen {
         match self.destination(destination).fault {
-            SinkFault::None | SinkFault::Stalls(_) => Failure::Never,
-            SinkFault::FailsBefore => Failure::Before,
-            SinkFault::FailsAfter => Failure::After,
+            SinkFault::None | SinkFault::Stalls(_) => RequestFailsWhen::Never,
+            SinkFault::FailsBefore => RequestFailsWhen::Before,
+            SinkFault::FailsAfter => RequestFailsWhen::After,
             SinkFault::Flaky => match self.random.u8(..4) {
-                0 => Failure::Before,
-                1 => Failure::After,
-                _ => Failure::Never,
+                0 => RequestFailsWhen::Before,
+                1 => RequestFailsWhen::After,
+                _ => RequestFailsWhen::Never,
             },
         }
     }
 
-    fn admits(&mut self, destination: &str, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
+    fn check_admitted(
+        &mut self,
+        destination: &str,
+        inventory: &InventoryId,
+        claim: &Claim,
+    ) -> Result<(), SinkError> {
         let admitted = Claim::admits(self.held(destination, inventory).claim.as_ref(), inventory, claim);
         if admitted.is_err() {
             self.journal.count("writes fenced", 1);
@@ -215,56 +220,61 @@ impl State {
         admitted
     }
 
-    /// Rows that were cleaned are where their sinks lead now, unless other writers have changed that destination.
-    fn check_cleaned(&mut self, by: &Sender, place: Place, gone: &[(RowKey, Option<RowDigest>)]) {
-        let holds = |(name, inventory): &Place, key: &RowKey, size: i64| {
+    /// Rows that were cleaned are in the destinations that their sinks lead to now, unless others have changed these.
+    fn check_cleaned(
+        &mut self,
+        sender: &SendingProcess,
+        stored: StoredInventory,
+        removed: &[(RowKey, Option<RowDigest>)],
+    ) {
+        let holds = |(name, inventory): &StoredInventory, key: &RowKey, size: i64| {
             let destination = self.destinations.get(name);
             let held = destination.and_then(|destination| destination.contents.get(inventory));
             self.changed_by_others.contains(name)
                 || destination.is_some_and(|destination| size >= destination.smallest_limit)
                 || held.is_some_and(|held| held.rows.contains_key(key))
         };
-        if let Err(violation) = self.reader.see_cleaned(&by.cluster, &place, gone, holds) {
+        if let Err(violation) = self.reader.check_cleaned(&sender.cluster, &stored, removed, holds) {
             self.violation.get_or_insert(violation);
         }
     }
 
-    /// Only a take-over that was asked for, for this sink, makes rows of another cluster ours, and only once in a
+    /// Rows of another cluster may be taken over only if that was requested for this sink, and only once in a
     /// destination.
     fn check_take_over(
         &mut self,
         destination: &str,
-        by: &Sender,
+        sender: &SendingProcess,
         inventory: &InventoryId,
         (claimant, from, claim): (&Claimant, &str, &Claim),
     ) {
-        let own = |what: &str| TakeOver {
-            cluster: by.cluster.to_string(),
+        let take_over = |subject: &str| SimulatedTakeOver {
+            cluster: sender.cluster.to_string(),
             inventory: inventory.name.clone(),
-            what: what.to_owned(),
+            subject: subject.to_owned(),
             from: from.to_owned(),
         };
-        let asked = self.take_overs_asked.contains(&own(&claimant.sink));
+        let is_requested = self.take_overs_requested.contains(&take_over(&claimant.sink));
         let id = claim.destination_id.as_deref().unwrap_or_default();
-        let again = !self.take_overs_done.insert(own(id));
-        if again || !asked {
-            let why = if asked { "it has done so before" } else { "nothing asks for it" };
-            let cluster = &by.cluster;
+        let is_repeated = !self.take_overs_done.insert(take_over(id));
+        if is_repeated || !is_requested {
+            let why = if is_requested { "it has done so before" } else { "nothing asks for it" };
+            let cluster = &sender.cluster;
             let violation = format!("{cluster} takes {inventory} in {destination} from {from}, and {why}");
             self.violation.get_or_insert(violation);
         }
     }
 
-    /// Changes rows, and lets the reader look. `is_part`: more rows of the same write follow.
+    /// Changes rows, and lets the reader check them. `is_part`: more rows of the same write follow.
     fn apply(
         &mut self,
         destination: &str,
-        by: &Sender,
+        sender: &SendingProcess,
         inventory: &InventoryId,
         (rows, is_part): (&[(RowKey, Option<RowDigest>)], bool),
     ) {
         let held = self.held(destination, inventory);
-        let owner = held.owner().filter(|owner| **owner != *by.cluster).map(ToOwned::to_owned);
+        let owner = held.owner().filter(|owner| **owner != *sender.cluster).map(ToOwned::to_owned);
         let mut changes = Vec::new();
         for (key, digest) in rows {
             let before = match digest {
@@ -275,7 +285,7 @@ impl State {
                 changes.push((key, *digest));
             }
         }
-        let (written, place) = (rows.len() as u64, (destination.to_owned(), inventory.clone()));
+        let (written, stored) = (rows.len() as u64, (destination.to_owned(), inventory.clone()));
         for (key, digest) in rows {
             self.journal.note(format_args!("{destination} {inventory} {}: {digest:?}", key.uid));
         }
@@ -283,21 +293,21 @@ impl State {
         self.rows_written += written;
         self.note_held(destination, inventory, is_part);
         if let Some(owner) = owner.filter(|_| !changes.is_empty()) {
-            let name = by.link.name();
+            let name = sender.link.name();
             let violation =
                 format!("{name} changes rows of {inventory} in {destination}, which {owner} owns");
             self.violation.get_or_insert(violation);
         }
-        let known = &self.destinations[destination];
-        let look = Look {
-            place: &place,
+        let destination_state = &self.destinations[destination];
+        let view = DestinationView {
+            stored: &stored,
             changes: &changes,
-            held: &known.contents[inventory].rows,
+            held: &destination_state.contents[inventory].rows,
             is_atomic: is_atomic(destination),
-            limit: known.smallest_limit,
-            cluster: &by.cluster,
+            limit: destination_state.smallest_limit,
+            cluster: &sender.cluster,
         };
-        if let Err(violation) = self.reader.see(&look) {
+        if let Err(violation) = self.reader.check_changes(&view) {
             self.violation.get_or_insert(violation);
         }
     }

@@ -6,16 +6,16 @@ const ID: &str = "1234567890123456789012345678901234567890";
 const OTHER: &str = "abcdefabcdefabcdefabcdefabcdefabcdefabcd";
 
 /// Delivers single bytes: a line may arrive in any number of pieces.
-struct Slowly(Bytes);
+struct ByteByByte(Bytes);
 
 #[async_trait]
-impl Chunks for Slowly {
-    async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
+impl Chunks for ByteByByte {
+    async fn next(&mut self) -> Result<Option<Bytes>, TransportError> {
         Ok((!self.0.is_empty()).then(|| self.0.split_to(1)))
     }
 }
 
-fn answer(lines: &[&[u8]]) -> Answer {
+fn answer(lines: &[&[u8]]) -> ServiceAnswer {
     let mut text = Vec::new();
     for line in lines {
         if line.is_empty() {
@@ -25,13 +25,13 @@ fn answer(lines: &[&[u8]]) -> Answer {
             text.extend_from_slice(line);
         }
     }
-    Answer::new(Slowly(text.into()))
+    ServiceAnswer::new(ByteByByte(text.into()))
 }
 
 #[derive(Clone, Default)]
-struct Kept(Arc<Mutex<Vec<u8>>>);
+struct KeptBytes(Arc<Mutex<Vec<u8>>>);
 
-impl Write for Kept {
+impl Write for KeptBytes {
     fn write(&mut self, data: &[u8]) -> std::io::Result<usize> {
         self.0.lock().unwrap().extend_from_slice(data);
         Ok(data.len())
@@ -43,7 +43,7 @@ impl Write for Kept {
 }
 
 #[tokio::test]
-async fn refs_are_read_with_and_without_the_line_of_http() {
+async fn refs_are_read_with_and_without_the_service_line_of_http() {
     let first = format!("{ID} HEAD\0side-band-64k symref=HEAD:refs/heads/main agent=x\n");
     let main = format!("{ID} refs/heads/main\n");
     let tag = format!("{OTHER} refs/tags/v1");
@@ -63,7 +63,7 @@ async fn refs_are_read_with_and_without_the_line_of_http() {
 }
 
 #[tokio::test]
-async fn what_is_not_the_protocol_is_refused() {
+async fn an_answer_that_is_not_the_git_protocol_is_refused() {
     let sha256 = format!("{} capabilities^{{}}\0object-format=sha256", "0".repeat(64));
     for (text, part) in [
         ("<!DOCTYPE html>".to_owned(), "not Git's protocol"),
@@ -74,18 +74,18 @@ async fn what_is_not_the_protocol_is_refused() {
         ("003f".to_owned(), "in the middle"),
         (String::new(), "in the middle"),
     ] {
-        let error = Answer::new(Slowly(text.clone().into())).advertisement().await.unwrap_err();
+        let error = ServiceAnswer::new(ByteByByte(text.clone().into())).advertisement().await.unwrap_err();
         let error = error.into_error("read").to_string();
         assert!(error.contains(part), "{text}: {error}");
     }
 }
 
 #[tokio::test]
-async fn packs_are_taken_from_between_other_things() {
+async fn a_pack_is_read_from_between_other_lines() {
     let shallow = format!("shallow {ID}");
     let unshallow = format!("unshallow {OTHER}");
     let ack = format!("ACK {ID} common\n");
-    let kept = Kept::default();
+    let kept = KeptBytes::default();
     let lines: &[&[u8]] = &[
         shallow.as_bytes(),
         unshallow.as_bytes(),
@@ -104,17 +104,17 @@ async fn packs_are_taken_from_between_other_things() {
     assert_eq!(*kept.0.lock().unwrap(), b"PACKdata");
 
     let ended: &[&[u8]] = &[b"NAK\n", b"\x01PACK"];
-    let error = answer(ended).pack(false, &[], Box::new(Kept::default())).await.unwrap_err();
-    assert!(matches!(error, Failure::Ended), "{error:?}");
-    let said: &[&[u8]] = &[b"NAK\n", b"\x03out of memory", b""];
-    let error = answer(said).pack(false, &[], Box::new(Kept::default())).await.unwrap_err();
-    assert!(matches!(error, Failure::Said(_)), "{error:?}");
+    let error = answer(ended).pack(false, &[], Box::new(KeptBytes::default())).await.unwrap_err();
+    assert!(matches!(error, TransportError::Ended), "{error:?}");
+    let refused: &[&[u8]] = &[b"NAK\n", b"\x03out of memory", b""];
+    let error = answer(refused).pack(false, &[], Box::new(KeptBytes::default())).await.unwrap_err();
+    assert!(matches!(error, TransportError::RefusedByServer(_)), "{error:?}");
 }
 
 #[tokio::test]
 async fn a_pack_that_cannot_be_stored_is_an_error() {
-    struct Full;
-    impl Write for Full {
+    struct FullDisk;
+    impl Write for FullDisk {
         fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
             Err(std::io::ErrorKind::StorageFull.into())
         }
@@ -125,12 +125,12 @@ async fn a_pack_that_cannot_be_stored_is_an_error() {
     let mut lines: Vec<&[u8]> = vec![b"NAK\n"];
     lines.extend([b"\x01data".as_slice(); 100]);
     lines.push(b"");
-    let error = answer(&lines).pack(false, &[], Box::new(Full)).await.unwrap_err();
-    assert!(matches!(error, Failure::Unstored(_)), "{error:?}");
+    let error = answer(&lines).pack(false, &[], Box::new(FullDisk)).await.unwrap_err();
+    assert!(matches!(error, TransportError::NotStored(_)), "{error:?}");
 }
 
 #[tokio::test]
-async fn reports_tell_a_concurrent_push_from_a_rule_that_forbids_it() {
+async fn a_report_distinguishes_a_concurrent_push_from_a_rule_that_forbids_the_push() {
     let report = |unpack: &str, line: &str| {
         let mut inner = Vec::new();
         write_line(&mut inner, unpack);
@@ -146,7 +146,7 @@ async fn reports_tell_a_concurrent_push_from_a_rule_that_forbids_it() {
     assert_eq!(report("unpack ok\n", "ok refs/heads/main\n").await.unwrap(), Ok(()));
     for why in ["non-fast-forward", "failed to update ref", "cannot lock ref 'x': is at 1 but expected 2"] {
         let outcome = report("unpack ok\n", &format!("ng refs/heads/main {why}\n")).await.unwrap();
-        assert!(matches!(outcome, Err(Rejected::NonFastForward(_))), "{outcome:?}");
+        assert!(matches!(outcome, Err(RejectedPush::NonFastForward(_))), "{outcome:?}");
     }
     for (why, expected) in [
         ("pre-receive hook declined", "a hook of the server declined it"),
@@ -155,29 +155,29 @@ async fn reports_tell_a_concurrent_push_from_a_rule_that_forbids_it() {
         ("what-the-server-said", "the server refused the ref"),
     ] {
         let outcome = report("unpack ok\n", &format!("ng refs/heads/main {why}\n")).await.unwrap();
-        assert_eq!(outcome, Err(Rejected::Refused(expected.into())));
+        assert_eq!(outcome, Err(RejectedPush::Refused(expected.into())));
     }
     let error =
         report("unpack index-pack failed\n", "ng refs/heads/main unpacker error\n").await.unwrap_err();
-    assert!(matches!(&error, Failure::Said(Said::Other)), "{error:?}");
+    assert!(matches!(&error, TransportError::RefusedByServer(RefusalMeaning::Other)), "{error:?}");
     let silent = report("unpack ok\n", "ok refs/heads/other\n").await.unwrap_err();
-    assert!(matches!(silent, Failure::Ended), "{silent:?}");
+    assert!(matches!(silent, TransportError::Ended), "{silent:?}");
 }
 
 #[test]
-fn requests_are_made_of_what_the_server_can_do() {
-    let advertised = |capabilities: &[&str]| Advertised {
+fn requests_use_only_capabilities_of_the_server() {
+    let advertised = |capabilities: &[&str]| AdvertisedRefs {
         capabilities: capabilities.iter().map(|&capability| capability.to_owned()).collect(),
-        ..Advertised::default()
+        ..AdvertisedRefs::default()
     };
     let id = Oid::from_str(ID).unwrap();
     let old = fetch_request(&advertised(&["side-band"]), id, &[], None, &[]).unwrap_err();
-    assert!(matches!(old, Failure::Malformed(_)));
-    let whole = fetch_request(&advertised(&["side-band-64k"]), id, &[id], None, &[]).unwrap();
-    let text = String::from_utf8(whole.to_vec()).unwrap();
+    assert!(matches!(old, TransportError::Malformed(_)));
+    let complete = fetch_request(&advertised(&["side-band-64k"]), id, &[id], None, &[]).unwrap();
+    let text = String::from_utf8(complete.to_vec()).unwrap();
     assert!(text.ends_with(&format!("00000032have {ID}\n0009done\n")), "{text}");
     let part = fetch_request(&advertised(&["side-band-64k"]), id, &[], Some(1), &[]).unwrap_err();
-    assert!(matches!(part, Failure::Malformed(why) if why.contains("part of the history")));
+    assert!(matches!(part, TransportError::Malformed(why) if why.contains("part of the history")));
     let part = fetch_request(&advertised(&["side-band-64k", "shallow"]), id, &[], Some(1), &[id]).unwrap();
     let text = String::from_utf8(part.to_vec()).unwrap();
     assert!(text.contains(&format!("0035shallow {ID}\n000ddeepen 1\n0000")), "{text}");

@@ -1,0 +1,247 @@
+//! What the subcommands that run the engine have in common: where manifests and objects come from, and
+//! what is printed about objects that cannot be seen.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::Future,
+    path::PathBuf,
+    process::ExitCode,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use anyhow::Context;
+use kollect_engine::{
+    collect::{CollectProblem, CollectSettings, Collector, Target},
+    extract::ExtractPolicy,
+    names,
+    select::NamespaceDefaults,
+    store::{StoreReader, store},
+    tasks::Tasks,
+    watch::{BlindReason, WatchSource},
+};
+use kollect_model::{
+    crd::shapes::{Gvk, is_namespace_name},
+    row::TargetId,
+};
+
+use super::{
+    manifests::{self, RequestedRun},
+    print::{OUTPUT_CLOSED, OutputClosed},
+};
+use crate::{cluster::ClusterSource, error_chain::chain_text, resolve::OperatorPolicy};
+
+/// The input is wrong; nothing was collected.
+const BAD_INPUT: u8 = 2;
+/// Something that the manifests select could not be seen; everything else was collected.
+pub(crate) const BLIND: u8 = 3;
+/// The user interrupted the run, for example with Ctrl-C.
+pub(crate) const INTERRUPTED: u8 = 130;
+
+/// Manifests, the cluster, and what applies to all targets.
+#[derive(clap::Args)]
+pub(crate) struct CommonArgs {
+    /// Files or directories with Kollect manifests.
+    #[arg(short = 'f', long = "filename", required = true, value_name = "DIR|FILE", num_args = 1..)]
+    manifests: Vec<PathBuf>,
+    /// Context of the kubeconfig.
+    #[arg(long)]
+    context: Option<String>,
+    /// Kubeconfig file; default: $KUBECONFIG, then ~/.kube/config.
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Look at one namespace and at cluster-scoped kinds; nothing else is touched in a sink.
+    #[arg(long, short = 'n', value_parser = namespace_name)]
+    namespace: Option<String>,
+    /// More keys whose values are redacted, separated by commas.
+    #[arg(long, value_name = "KEY,…", value_delimiter = ',')]
+    scrub_keys: Vec<String>,
+    /// More kinds whose data and stringData are treated like those of Secrets, as GROUP/KIND or KIND.
+    #[arg(long, value_name = "KIND,…", value_delimiter = ',')]
+    sensitive_kinds: Vec<String>,
+    /// Namespaces of targets that include none by name.
+    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = namespace_name)]
+    default_included_namespaces: Vec<String>,
+    /// Namespaces that every target excludes.
+    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = namespace_name)]
+    default_excluded_namespaces: Vec<String>,
+}
+
+fn namespace_name(text: &str) -> Result<String, String> {
+    let valid = is_namespace_name(text).then(|| text.to_owned());
+    valid.ok_or_else(|| "must be the name of a namespace: lower-case letters, digits and -".into())
+}
+
+impl CommonArgs {
+    /// What the manifests ask for, and everything that is wrong with them.
+    pub(crate) fn load(&self) -> (RequestedRun, Vec<String>) {
+        let group_kind = |text: &String| match text.split_once('/') {
+            Some((group, kind)) => (group.to_owned(), kind.to_owned()),
+            None => (String::new(), text.clone()),
+        };
+        let sensitive_kinds = self.sensitive_kinds.iter().map(group_kind).collect();
+        let policy = ExtractPolicy { scrub_keys: self.scrub_keys.clone(), sensitive_kinds };
+        let defaults = NamespaceDefaults {
+            included: self.default_included_namespaces.clone(),
+            excluded: self.default_excluded_namespaces.clone(),
+        };
+        // The default operator policy restricts nothing: the user of the command line can read all files anyway.
+        let operator_policy = OperatorPolicy { policy, defaults, ..OperatorPolicy::default() };
+        let (run, problems) = manifests::load(&self.manifests, &operator_policy);
+        if problems.is_empty() {
+            run.notes.iter().for_each(|note| eprintln!("note: {note}"));
+        }
+        (run, problems)
+    }
+
+    pub(crate) async fn connect(&self) -> anyhow::Result<ClusterSource> {
+        ClusterSource::connect(self.kubeconfig.as_deref(), self.context.as_deref()).await
+    }
+
+    pub(crate) fn settings(&self, follow: bool) -> CollectSettings {
+        let within = self.namespace.as_deref().map(|namespace| [namespace.into()].into());
+        CollectSettings { within, follow, ..CollectSettings::default() }
+    }
+}
+
+/// Starts to collect the targets.
+pub(crate) fn start(
+    source: Arc<dyn WatchSource>,
+    settings: CollectSettings,
+    targets: &[Arc<Target>],
+    problems: &Problems,
+) -> (Collector, StoreReader) {
+    let (writer, reader) = store();
+    let recorded = problems.clone();
+    let mut collector =
+        Collector::start(source, writer, settings, Tasks::default(), move |problem| recorded.record(problem));
+    collector.set_targets(targets, &BTreeSet::new());
+    (collector, reader)
+}
+
+/// Runs the work to its end. If it fails, prints why.
+pub(crate) fn finish(work: impl Future<Output = anyhow::Result<ExitCode>>) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    match runtime.context("start the runtime").and_then(|runtime| runtime.block_on(work)) {
+        Ok(code) => code,
+        Err(error) => fail(&error),
+    }
+}
+
+/// Prints why a run has failed; nothing if its standard output was closed.
+pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
+    if error.is::<OutputClosed>() {
+        return ExitCode::from(OUTPUT_CLOSED);
+    }
+    eprintln!("error: {}", chain_text(error.as_ref()));
+    ExitCode::FAILURE
+}
+
+pub(crate) fn refuse(problems: &[String]) -> ExitCode {
+    problems.iter().for_each(|problem| eprintln!("error: {problem}"));
+    let noun = if problems.len() == 1 { "problem" } else { "problems" };
+    eprintln!("{} {noun}; nothing was collected", problems.len());
+    ExitCode::from(BAD_INPUT)
+}
+
+/// How many namespaces are named one by one.
+const NAMED_NAMESPACES: usize = 3;
+
+/// What could not be seen or read, printed at the end. Problems of single objects are counted.
+#[derive(Clone, Default)]
+pub(crate) struct Problems(Arc<Mutex<ReportedProblems>>);
+
+#[derive(Default)]
+struct ReportedProblems {
+    /// Kinds that targets collect.
+    collected_kinds: BTreeSet<Gvk>,
+    /// The caller reads from the coverage what is blind: it is not reported here.
+    skips_blind: bool,
+    blind: bool,
+    lines: Vec<String>,
+    /// Kinds that may not be listed in these namespaces.
+    forbidden: BTreeMap<Gvk, Vec<(String, String)>>,
+    mismatches: BTreeMap<(TargetId, String), (usize, String)>,
+}
+
+impl Problems {
+    pub(crate) fn of(targets: &[Arc<Target>]) -> Self {
+        let collected_kinds = targets.iter().flat_map(|target| target.selection.kinds()).cloned().collect();
+        Self(Arc::new(Mutex::new(ReportedProblems { collected_kinds, ..ReportedProblems::default() })))
+    }
+
+    /// For a run that reads the coverage itself, and prints problems of objects while it runs.
+    pub(crate) fn of_objects() -> Self {
+        Self(Arc::new(Mutex::new(ReportedProblems { skips_blind: true, ..ReportedProblems::default() })))
+    }
+
+    fn with<T>(&self, change: impl FnOnce(&mut ReportedProblems) -> T) -> T {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn record(&self, problem: CollectProblem) {
+        self.with(|reported| reported.record(problem));
+    }
+
+    /// Prints all problems since the last call. Returns whether something could not be seen.
+    pub(crate) fn print_new(&self) -> bool {
+        self.with(|reported| {
+            for (gvk, namespaces) in std::mem::take(&mut reported.forbidden) {
+                if namespaces.len() <= NAMED_NAMESPACES {
+                    reported
+                        .lines
+                        .extend(namespaces.into_iter().map(|(_, message)| format!("forbidden: {message}")));
+                } else {
+                    let names = names::namespaces(namespaces.iter().map(|(name, _)| name), namespaces.len());
+                    reported
+                        .lines
+                        .push(format!("forbidden: list {gvk} in {names}; grant the verb list on it"));
+                }
+            }
+            reported.lines.sort();
+            reported.lines.drain(..).for_each(|line| eprintln!("{line}"));
+            for ((target, attribute), (count, example)) in std::mem::take(&mut reported.mismatches) {
+                let objects =
+                    if count == 1 { example } else { format!("{count} objects, such as {example}") };
+                eprintln!(
+                    "warning: target {target}: {attribute} is null: not of the declared type in {objects}"
+                );
+            }
+            reported.blind
+        })
+    }
+}
+
+impl ReportedProblems {
+    fn record(&mut self, problem: CollectProblem) {
+        let line = match problem {
+            CollectProblem::Blind { .. } if self.skips_blind => return,
+            CollectProblem::Blind { watched, blindness } if !self.collected_kinds.contains(&watched.gvk) => {
+                self.lines.push(format!("warning: {}; their labels are not known", blindness.message));
+                return;
+            }
+            CollectProblem::Blind { watched, blindness } if blindness.reason == BlindReason::Forbidden => {
+                let namespace = watched.namespace.as_deref().unwrap_or_default().to_owned();
+                self.forbidden.entry(watched.gvk).or_default().push((namespace, blindness.message));
+                self.blind = true;
+                return;
+            }
+            CollectProblem::Blind { blindness, .. } => format!("not seen: {}", blindness.message),
+            CollectProblem::Undecided { target, gvk } => format!(
+                "not seen: target {target}: which {gvk} it selects depends on namespaces that cannot be listed"
+            ),
+            CollectProblem::TypeMismatch { target, object, attributes } => {
+                for attribute in attributes {
+                    let entry = self.mismatches.entry((target.clone(), attribute));
+                    entry.or_insert_with(|| (0, object.clone())).0 += 1;
+                }
+                return;
+            }
+            CollectProblem::Unreadable { target, object, error } => {
+                format!("not seen: target {target}: {object}: {}", chain_text(&error))
+            }
+            CollectProblem::Crashed { gvk } => format!("not seen: {gvk}: internal error; please report it"),
+        };
+        self.blind = true;
+        self.lines.push(line);
+    }
+}
