@@ -21,7 +21,7 @@ use std::time::Duration;
 pub use users::Grant;
 
 use crate::ports::on_free_port;
-use crate::{Error, Programs, Scratch, Server, Stop};
+use crate::{Error, Programs, Scratch, Server, Stop, messages};
 use access::Access;
 
 /// Many times what a start takes, because the machine may be busy.
@@ -40,6 +40,8 @@ pub struct ControlPlane {
     scratch: Scratch,
     access: Access,
     kubeconfig: PathBuf,
+    /// Flags that log messages of the product, if they are recorded.
+    audit_flags: Vec<String>,
     /// Flags of the caller, in addition to those of [`Self::api_server_command`].
     api_server_flags: Vec<String>,
     /// Numbers the namespaces, so that their names are unique.
@@ -123,11 +125,12 @@ impl ControlPlane {
         let scratch = Scratch::new()?;
         let mut etcd = kill_on_drop(&scratch, "etcd", &etcd::command(programs, &scratch))?;
         let access = Access::create(&scratch, port)?;
-        let kubeconfig = access.write_kubeconfig(&scratch, "admin", &access.admin_token)?;
+        let kubeconfig = access.write_kubeconfig(&scratch, "admin", &access.admin_token, None)?;
         // An API server that finds no etcd waits for a whole second before it tries again.
         etcd.wait_until(START_LIMIT, || etcd::socket(&scratch).exists())?;
         let mut control_plane = Self {
             programs: programs.clone(),
+            audit_flags: messages::audit_flags(&scratch)?,
             scratch,
             access,
             kubeconfig,
@@ -179,7 +182,8 @@ impl ControlPlane {
             // Without it the API server tries endlessly to publish a loopback address, which is not allowed.
             flag("endpoint-reconciler-type", "none"),
         ]);
-        command.args(&self.api_server_flags);
+        // The caller may ask for an audit log of its own, which then replaces ours.
+        command.args(&self.audit_flags).args(&self.api_server_flags);
         command
     }
 

@@ -78,7 +78,7 @@ pub fn run(kollect: &Path, out: &mut dyn Write) -> Result<(), Error> {
     let Demo { mut screen, .. } = demo;
     screen.heading("Now your own cluster. This only reads, and installs nothing")?;
     screen.show(&format!("$ {} collect -f docs/examples/deployments", kollect.display()))?;
-    screen.heading("And this is the operator: see docs/operator.md")?;
+    screen.heading("And this is the operator: see docs/use/install.md")?;
     screen.show("$ kubectl apply -k config/default")
 }
 

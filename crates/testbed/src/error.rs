@@ -75,6 +75,16 @@ pub enum Error {
     /// A certificate of a client was requested from a server without TLS.
     #[error("the server has no TLS: start it with start_with_tls")]
     NoTls,
+    /// Tests have seen messages that the listing does not have.
+    #[error("{count} messages are not in {listing}: read them, then run make messages\n  {lines}")]
+    UnlistedMessages {
+        /// How many.
+        count: usize,
+        /// One per line.
+        lines: String,
+        /// The file of the listing.
+        listing: String,
+    },
 }
 
 impl Error {

@@ -1,6 +1,6 @@
 //! Real Git servers: bare repositories behind a web server, and behind an SSH server.
 //!
-//! Called by the tests of the Git sink, the demo and benches. Both run as the user that runs the tests, on
+//! Called by the tests of the Git sink, the demo and benches. Both servers run as the user that runs the tests, on
 //! loopback only, from programs that the machine has installed.
 
 use std::fs;

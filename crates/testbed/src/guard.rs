@@ -93,7 +93,7 @@ impl Scratch {
         let parent = std::env::temp_dir();
         let action = || format!("create a temporary directory in {}", parent.display());
         let mut shell = Command::new("sh")
-            .args(["-c", CLEANER_SCRIPT, "kollect-testbed-janitor"])
+            .args(["-c", CLEANER_SCRIPT, "kollect-testbed-cleaner"])
             .arg(parent.join("kollect-testbed-XXXXXX"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -1,14 +1,15 @@
 //! `kollect-testbed`: the testbed from a shell, for `make` and for developers.
 //!
 //! `build` fills the cache of Go programs, so that the first test run is as quick as the second.
-//! `up` starts a control plane for manual use. `features` is for `make check-features`. Ctrl-C needs no
+//! `up` starts a control plane for manual use. `features`, `messages` and `sbom` are for targets of the Makefile. Ctrl-C needs no
 //! handler: the guards clean up when this process ends in any way.
 
+use std::fs;
 use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
-use kollect_testbed::{ControlPlane, Error, demo, features, programs};
+use kollect_testbed::{ControlPlane, Error, Playground, demo, features, messages, programs, sbom};
 
 const USAGE: &str = "\
 usage: kollect-testbed COMMAND
@@ -17,7 +18,14 @@ usage: kollect-testbed COMMAND
   up        start a control plane and keep it until Ctrl-C or the end of standard input
   demo      show what the given kollect program does, on a control plane of its own
   features  list the features of the workspace that must compile alone, with their packages
+  playground KOLLECT
+            two clusters with the operator, PostgreSQL and NATS, until Ctrl-C or the end of standard input
+  messages check|write RECORDED LISTING
+            compare the messages that tests have recorded with the listing, or write it
+  sbom      print the bill of materials of the program, as CycloneDX JSON
 ";
+/// Directory of the playground, below the root of the repository.
+const PLAYGROUND: &str = "target/playground";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -27,6 +35,12 @@ fn main() -> ExitCode {
         ["up"] => up(),
         ["features"] => print_features(),
         ["demo", kollect] => demo::run(Path::new(kollect), &mut io::stdout()),
+        ["playground", kollect] => play(Path::new(kollect)),
+        ["messages", "check", recorded, listing] => check_messages(Path::new(recorded), Path::new(listing)),
+        ["messages", "write", recorded, listing] => {
+            messages::write_listing(Path::new(recorded), Path::new(listing))
+        }
+        ["sbom"] => sbom::of_program().and_then(|text| print(&text)),
         ["help" | "-h" | "--help"] => print(USAGE),
         _ => {
             writeln!(io::stderr(), "{}", USAGE.trim_end()).ok();
@@ -57,6 +71,29 @@ fn up() -> Result<(), Error> {
     print(&format!("export KUBECONFIG={}\n", control_plane.kubeconfig().display()))?;
     let standard_input = io::copy(&mut io::stdin(), &mut io::sink());
     standard_input.map(drop).map_err(Error::io("read standard input"))
+}
+
+fn play(kollect: &Path) -> Result<(), Error> {
+    print("Starting three control planes, PostgreSQL, NATS and two operators\n")?;
+    let playground = Playground::start(kollect, Path::new(PLAYGROUND))?;
+    print(&format!(
+        "\nThe playground is ready. In another terminal, in this directory:\n\n  . {PLAYGROUND}/env\n  kubectl get deployments -A\n\n\
+         Ctrl-C ends it and removes everything.\n"
+    ))?;
+    let standard_input = io::copy(&mut io::stdin(), &mut io::sink());
+    print("The standard input was closed: the playground ends\n")?;
+    fs::remove_file(playground.directory().join("env")).map_err(Error::io("remove the environment"))?;
+    drop(playground);
+    standard_input.map(drop).map_err(Error::io("read standard input"))
+}
+
+fn check_messages(recorded: &Path, listing: &Path) -> Result<(), Error> {
+    let unlisted = messages::unlisted(recorded, listing)?;
+    if unlisted.is_empty() {
+        return Ok(());
+    }
+    let (count, lines) = (unlisted.len(), unlisted.join("\n  "));
+    Err(Error::UnlistedMessages { count, lines, listing: listing.display().to_string() })
 }
 
 fn print(text: &str) -> Result<(), Error> {

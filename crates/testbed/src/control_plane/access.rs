@@ -48,12 +48,13 @@ impl Access {
         format!("https://127.0.0.1:{}", self.port)
     }
 
-    /// Writes a kubeconfig for the bearer of `token`. JSON is YAML too.
+    /// Writes a kubeconfig for the bearer of `token`, with `namespace` as the default of its context. JSON is YAML too.
     pub(super) fn write_kubeconfig(
         &self,
         scratch: &Scratch,
         name: &str,
         token: &str,
+        namespace: Option<&str>,
     ) -> Result<PathBuf, Error> {
         let config = json!({
             "apiVersion": "v1",
@@ -63,7 +64,7 @@ impl Access {
                 "certificate-authority-data": BASE64.encode(&self.certificate),
             }}],
             "users": [{ "name": name, "user": { "token": token } }],
-            "contexts": [{ "name": CONTEXT, "context": { "cluster": CONTEXT, "user": name } }],
+            "contexts": [{ "name": CONTEXT, "context": { "cluster": CONTEXT, "user": name, "namespace": namespace } }],
             "current-context": CONTEXT,
         });
         scratch.write(&format!("{name}.kubeconfig"), format!("{config:#}\n"))

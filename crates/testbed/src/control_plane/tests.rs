@@ -46,7 +46,7 @@ fn a_control_plane_enforces_rbac_restarts_and_deletes_namespaces() {
     as_reader(&["get", "namespace", &namespace]).unwrap();
     let refused = as_reader(&["get", "secrets"]).unwrap_err().to_string();
     assert!(refused.contains("Forbidden"), "{refused}");
-    plane.user(&namespace, "nobody", &[]).unwrap();
+    plane.user(&namespace, "stranger", &[]).unwrap();
 
     plane.stop_api_server();
     assert!(!plane.is_ready());

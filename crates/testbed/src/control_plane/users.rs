@@ -105,9 +105,23 @@ impl ControlPlane {
         if !reviews.is_empty() {
             self.wait_for_reviews(&list(&reviews))?;
         }
+        self.write_account_kubeconfig(namespace, name, None)
+    }
+
+    /// A kubeconfig of a service account that exists, with what a Pod of it gets: a token, and its namespace.
+    pub fn pod_kubeconfig(&self, namespace: &str, name: &str) -> Result<PathBuf, Error> {
+        self.write_account_kubeconfig(namespace, name, Some(namespace))
+    }
+
+    fn write_account_kubeconfig(
+        &self,
+        namespace: &str,
+        name: &str,
+        default_namespace: Option<&str>,
+    ) -> Result<PathBuf, Error> {
         let token = self.kubectl(&["create", "token", name, "-n", namespace, "--duration=24h"])?;
         let file = format!("{namespace}-{name}");
-        self.access.write_kubeconfig(&self.scratch, &file, token.trim())
+        self.access.write_kubeconfig(&self.scratch, &file, token.trim(), default_namespace)
     }
 
     fn wait_for_reviews(&self, reviews: &str) -> Result<(), Error> {
