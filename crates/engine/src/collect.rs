@@ -26,7 +26,7 @@ use kollect_model::{crd::shapes::Gvk, row::TargetId};
 use tokio::{sync::watch, time};
 
 use crate::{
-    coverage::{Coverage, WatchState, WatchedKind},
+    coverage::{Coverage, WatchKey, WatchState},
     extract::{CompiledProfile, ExtractError},
     select::{Namespaces, Selection},
     store::{StoreWriter, Visibility},
@@ -67,7 +67,7 @@ pub enum CollectProblem {
     /// A kind, or a part of it, cannot be listed or watched.
     Blind {
         /// The kind, its namespace and its field selector.
-        watched: WatchedKind,
+        watched: WatchKey,
         /// Why.
         blindness: Blindness,
     },
@@ -278,7 +278,7 @@ fn panic_of(gvk: &Gvk) -> Blindness {
 
 impl CollectContext {
     /// Reports that a watched kind is blind from now on.
-    fn report_blind(&self, watched: &WatchedKind, blindness: Blindness) {
+    fn report_blind(&self, watched: &WatchKey, blindness: Blindness) {
         (self.report)(CollectProblem::Blind { watched: watched.clone(), blindness: blindness.clone() });
         self.coverage.set(watched, WatchState::blind(blindness));
     }
@@ -286,7 +286,7 @@ impl CollectContext {
     /// Marks everything that is watched of a kind as blind after a panic.
     fn report_panic(&self, gvk: &Gvk) {
         let known = self.coverage.of_kind(gvk);
-        let everywhere = WatchedKind { gvk: gvk.clone(), namespace: None, field_selector: None };
+        let everywhere = WatchKey { gvk: gvk.clone(), namespace: None, field_selector: None };
         let watched_kinds = if known.is_empty() { vec![everywhere] } else { known.into_keys().collect() };
         watched_kinds.iter().for_each(|watched| self.coverage.set(watched, WatchState::blind(panic_of(gvk))));
     }

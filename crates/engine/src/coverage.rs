@@ -19,7 +19,7 @@ const MAX_GAPS: usize = 16;
 
 /// A kind, and where it is watched.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct WatchedKind {
+pub struct WatchKey {
     /// Kind.
     pub gvk: Gvk,
     /// Namespace; `None`: the whole cluster.
@@ -28,7 +28,7 @@ pub struct WatchedKind {
     pub field_selector: Option<String>,
 }
 
-impl WatchedKind {
+impl WatchKey {
     pub(crate) fn of(query: &Query) -> Self {
         Self {
             gvk: query.gvk.clone(),
@@ -124,7 +124,7 @@ pub struct Coverage {
 
 #[derive(Default)]
 struct CoverageRecords {
-    kinds: BTreeMap<WatchedKind, KindCoverage>,
+    kinds: BTreeMap<WatchKey, KindCoverage>,
     /// Number of ended gaps by reason, including gaps of watched kinds that were removed.
     restarts: BTreeMap<BlindReason, u64>,
     /// Resource name of each kind as in RBAC rules, and whether the kind is namespaced.
@@ -153,13 +153,13 @@ impl Coverage {
         self.changed_sender.send_replace(());
     }
 
-    fn with<T>(&self, change: impl FnOnce(&mut BTreeMap<WatchedKind, KindCoverage>) -> T) -> T {
+    fn with<T>(&self, change: impl FnOnce(&mut BTreeMap<WatchKey, KindCoverage>) -> T) -> T {
         change(&mut self.records().kinds)
     }
 
     /// Calls `visit_one` for everything that is watched, without a copy. The records are locked meanwhile: `visit_one`
     /// must return soon.
-    pub fn visit(&self, mut visit_one: impl FnMut(&WatchedKind, &KindCoverage)) {
+    pub fn visit(&self, mut visit_one: impl FnMut(&WatchKey, &KindCoverage)) {
         self.with(|kinds| kinds.iter().for_each(|(watched, known)| visit_one(watched, known)));
     }
 
@@ -169,8 +169,8 @@ impl Coverage {
     }
 
     /// Like [`Self::visit`], for one kind.
-    pub fn visit_kind(&self, gvk: &Gvk, mut visit_one: impl FnMut(&WatchedKind, &KindCoverage)) {
-        let first = WatchedKind { gvk: gvk.clone(), namespace: None, field_selector: None };
+    pub fn visit_kind(&self, gvk: &Gvk, mut visit_one: impl FnMut(&WatchKey, &KindCoverage)) {
+        let first = WatchKey { gvk: gvk.clone(), namespace: None, field_selector: None };
         self.with(|kinds| {
             let own = kinds.range(first..).take_while(|(watched, _)| watched.gvk == *gvk);
             own.for_each(|(watched, known)| visit_one(watched, known));
@@ -183,11 +183,11 @@ impl Coverage {
     }
 
     /// A copy of everything.
-    pub fn read(&self) -> BTreeMap<WatchedKind, KindCoverage> {
+    pub fn read(&self) -> BTreeMap<WatchKey, KindCoverage> {
         self.with(|kinds| kinds.clone())
     }
 
-    pub(crate) fn set(&self, watched: &WatchedKind, state: WatchState) {
+    pub(crate) fn set(&self, watched: &WatchKey, state: WatchState) {
         let mut records = self.records();
         let CoverageRecords { kinds, restarts, resources, .. } = &mut *records;
         let Some(known) = kinds.get_mut(watched) else {
@@ -245,7 +245,7 @@ impl Coverage {
     }
 
     /// Adds objects to the count of a running list.
-    pub(crate) fn count(&self, watched: &WatchedKind, objects: u64) {
+    pub(crate) fn count(&self, watched: &WatchKey, objects: u64) {
         self.with(|kinds| {
             if let Some(KindCoverage { state: WatchState::Listing { seen, .. }, .. }) = kinds.get_mut(watched)
             {
@@ -254,7 +254,7 @@ impl Coverage {
         });
     }
 
-    pub(crate) fn count_repairs(&self, watched: &WatchedKind, rows: u64) {
+    pub(crate) fn count_repairs(&self, watched: &WatchKey, rows: u64) {
         self.with(|kinds| {
             if let Some(known) = kinds.get_mut(watched) {
                 known.repaired += rows;
@@ -263,7 +263,7 @@ impl Coverage {
     }
 
     /// A copy of what is watched of one kind.
-    pub(crate) fn of_kind(&self, gvk: &Gvk) -> BTreeMap<WatchedKind, KindCoverage> {
+    pub(crate) fn of_kind(&self, gvk: &Gvk) -> BTreeMap<WatchKey, KindCoverage> {
         let mut found = BTreeMap::new();
         self.visit_kind(gvk, |watched, known| drop(found.insert(watched.clone(), known.clone())));
         found
@@ -271,9 +271,9 @@ impl Coverage {
 
     /// Removes what `keep` rejects of the kind. An open gap of what is removed is recorded as a gap of what remains of
     /// the kind.
-    pub(crate) fn retain(&self, gvk: &Gvk, keep: impl Fn(&WatchedKind) -> bool) {
+    pub(crate) fn retain(&self, gvk: &Gvk, keep: impl Fn(&WatchKey) -> bool) {
         let kind = self.of_kind(gvk);
-        let removed: Vec<(&WatchedKind, &KindCoverage)> =
+        let removed: Vec<(&WatchKey, &KindCoverage)> =
             kind.iter().filter(|(watched, _)| !keep(watched)).collect();
         if removed.is_empty() {
             return;

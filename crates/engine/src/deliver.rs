@@ -33,7 +33,7 @@ pub struct WantedBinding {
 
 /// An inventory in a destination.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct InventoryDestination {
+pub struct DestinationKey {
     /// The destination.
     pub destination: Destination,
     /// Identifies the inventory in the destination.
@@ -41,19 +41,19 @@ pub struct InventoryDestination {
 }
 
 impl Binding {
-    fn inventory_destination(&self) -> InventoryDestination {
-        InventoryDestination { destination: self.destination.clone(), inventory: self.inventory.clone() }
+    fn destination_key(&self) -> DestinationKey {
+        DestinationKey { destination: self.destination.clone(), inventory: self.inventory.clone() }
     }
 }
 
 /// The bindings in `wanted` that lead to the destination of an earlier one, each with the earlier one.
 pub fn duplicates(wanted: &BTreeMap<BindingName, WantedBinding>) -> BTreeMap<BindingName, BindingName> {
-    let mut first: BTreeMap<InventoryDestination, &BindingName> = BTreeMap::new();
+    let mut first: BTreeMap<DestinationKey, &BindingName> = BTreeMap::new();
     let mut later = BTreeMap::new();
     for (name, wanted) in wanted {
-        match first.get(&wanted.binding.inventory_destination()) {
+        match first.get(&wanted.binding.destination_key()) {
             Some(earlier) => drop(later.insert(name.clone(), (*earlier).clone())),
-            None => drop(first.insert(wanted.binding.inventory_destination(), name)),
+            None => drop(first.insert(wanted.binding.destination_key(), name)),
         }
     }
     later
@@ -62,7 +62,7 @@ pub fn duplicates(wanted: &BTreeMap<BindingName, WantedBinding>) -> BTreeMap<Bin
 /// Status message of a binding whose task panicked.
 const PANICKED: &str = "the task of this binding panicked and is started again; this is a bug: see the log";
 
-type ReportEvent = dyn Fn(&BindingName, &InventoryDestination, BindingEvent<'_>) + Send + Sync;
+type ReportEvent = dyn Fn(&BindingName, &DestinationKey, BindingEvent<'_>) + Send + Sync;
 
 /// Runs the bindings that are wanted.
 pub struct Deliveries {
@@ -71,9 +71,9 @@ pub struct Deliveries {
     may_write: Arc<MayWrite>,
     report: Arc<ReportEvent>,
     /// Destinations with a running task or a suspended binding.
-    running: BTreeMap<InventoryDestination, RunningJob>,
+    running: BTreeMap<DestinationKey, RunningJob>,
     /// Tasks that are ending: they finish a write that has begun.
-    ending: BTreeMap<InventoryDestination, Vec<Task>>,
+    ending: BTreeMap<DestinationKey, Vec<Task>>,
 }
 
 /// The job of a destination.
@@ -98,28 +98,28 @@ enum RunningJob {
 #[derive(Default)]
 struct JobChanges {
     /// Bindings that keep their task, with their new version.
-    updates: Vec<(InventoryDestination, WantedBinding)>,
+    updates: Vec<(DestinationKey, WantedBinding)>,
     /// Destinations whose task must end.
-    ends: Vec<InventoryDestination>,
+    ends: Vec<DestinationKey>,
     /// Jobs that begin, after the task that ends in their destination.
-    starts: Vec<(InventoryDestination, Job)>,
+    starts: Vec<(DestinationKey, Job)>,
 }
 
 impl JobChanges {
     /// A destination that a binding writes is not cleaned.
     fn of(
-        running: &BTreeMap<InventoryDestination, RunningJob>,
+        running: &BTreeMap<DestinationKey, RunningJob>,
         wanted: BTreeMap<BindingName, WantedBinding>,
         abandoned: Vec<AbandonedDestination>,
     ) -> Self {
         let cleanings = abandoned
             .into_iter()
-            .map(|abandoned| (abandoned.binding.inventory_destination(), Job::Clean(abandoned)));
-        let mut jobs: BTreeMap<InventoryDestination, Job> = cleanings.collect();
+            .map(|abandoned| (abandoned.binding.destination_key(), Job::Clean(abandoned)));
+        let mut jobs: BTreeMap<DestinationKey, Job> = cleanings.collect();
         jobs.extend(
             wanted
                 .into_iter()
-                .map(|(name, wanted)| (wanted.binding.inventory_destination(), Job::Write(name, wanted))),
+                .map(|(name, wanted)| (wanted.binding.destination_key(), Job::Write(name, wanted))),
         );
         let mut changes = Self::default();
         changes.ends.extend(running.keys().filter(|destination| !jobs.contains_key(*destination)).cloned());
@@ -165,7 +165,7 @@ impl Deliveries {
         rows: StoreReader,
         tasks: Tasks,
         may_write: Arc<MayWrite>,
-        report: impl Fn(&BindingName, &InventoryDestination, BindingEvent<'_>) + Send + Sync + 'static,
+        report: impl Fn(&BindingName, &DestinationKey, BindingEvent<'_>) + Send + Sync + 'static,
     ) -> Self {
         let (running, ending) = (BTreeMap::new(), BTreeMap::new());
         Self { rows, tasks, may_write, report: Arc::new(report), running, ending }
@@ -207,7 +207,7 @@ impl Deliveries {
     }
 
     /// Ends the task of a destination. A write that has begun is finished; cleaning is aborted.
-    fn end(&mut self, destination: InventoryDestination) {
+    fn end(&mut self, destination: DestinationKey) {
         let task = match self.running.remove(&destination) {
             Some(RunningJob::Writes { signal, task, .. }) => {
                 signal.send_replace(None);
@@ -238,7 +238,7 @@ impl Deliveries {
     fn report_for(
         &self,
         name: &BindingName,
-        destination: InventoryDestination,
+        destination: DestinationKey,
     ) -> Arc<dyn Fn(BindingEvent<'_>) + Send + Sync> {
         let (report, name) = (self.report.clone(), name.clone());
         Arc::new(move |event| report(&name, &destination, event))
@@ -248,7 +248,7 @@ impl Deliveries {
     fn write(&self, name: BindingName, wanted: WantedBinding, mut before: Option<Vec<Task>>) -> RunningJob {
         let (signal, receiver) = watch::channel(Some(wanted.binding.clone()));
         let (rows, may_write, mut changed) = (self.rows.clone(), self.may_write.clone(), receiver.clone());
-        let report = self.report_for(&name, wanted.binding.inventory_destination());
+        let report = self.report_for(&name, wanted.binding.destination_key());
         let report_event = report.clone();
         let work = move || {
             let (receiver, rows, may_write) = (receiver.clone(), rows.clone(), may_write.clone());
@@ -278,7 +278,7 @@ impl Deliveries {
 
     /// Removes what a binding has left in a destination; retries until that succeeds.
     fn clean(&self, abandoned: AbandonedDestination, mut before: Option<Vec<Task>>) -> RunningJob {
-        let report = self.report_for(&abandoned.name, abandoned.binding.inventory_destination());
+        let report = self.report_for(&abandoned.name, abandoned.binding.destination_key());
         let (rows, may_write) = (self.rows.clone(), self.may_write.clone());
         let (job, report_event, moved) = (Arc::new(abandoned.clone()), report.clone(), abandoned.moved);
         let work = move || {

@@ -14,7 +14,7 @@ mod deadline;
 mod guard;
 mod outcome;
 mod progress;
-mod state;
+mod running_binding;
 
 use std::sync::Arc;
 
@@ -27,15 +27,15 @@ pub use claims::{ClaimChecks, CurrentClaim, SiblingBinding, SiblingBindings};
 pub(crate) use clean::clean;
 pub use clean::{AbandonedDestination, CleaningOutcome};
 pub use coverage::coverage;
-pub use guard::{HeldRemovals, RemovalGuard, SelectionDigests};
+pub use guard::{BlockedRemovals, RemovalGuard, SelectionDigests};
 use outcome::ClaimedSink;
 pub use outcome::{KeptRows, Outcome};
 pub use progress::{
     Acknowledged, Acknowledgement, Activity, BindingProgress, LATE, LateReason, NamespaceRows, Pending,
     ProgressSnapshot,
 };
-pub(crate) use state::AttemptStopped;
-use state::{RunningBinding, WakeReason};
+pub(crate) use running_binding::AttemptStopped;
+use running_binding::{RunningBinding, WakeReason};
 
 /// Brings a sink up to date once, with a snapshot that was taken before.
 pub async fn export(binding: &Binding, snapshot: &Snapshot) -> Result<Outcome, SinkError> {

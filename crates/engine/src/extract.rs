@@ -478,7 +478,7 @@ impl MatchPolicy {
         let expression =
             Expression::compile(text).map_err(|error| with_caret(field, text, error.at, &error.problem))?;
         let mut projection = Projection::default();
-        expression.project(&mut projection);
+        expression.add_reads_to(&mut projection);
         scrub::add_redaction_fields(&mut projection);
         let secret_fields = SecretFields::new(policy, std::iter::empty(), &OptIns::default());
         Ok(Self { expression, projection, secret_fields })
@@ -522,7 +522,7 @@ impl ProfileCompiler<'_> {
         let source = if let Some(expression) = text.strip_prefix("cel:") {
             let expression = Expression::compile(expression)
                 .map_err(|error| with_caret(field, expression, error.at, &error.problem))?;
-            expression.project(&mut projection);
+            expression.add_reads_to(&mut projection);
             AttributeSource::Cel(Box::new(expression))
         } else if let Some(name) = text.strip_prefix("helm:release.") {
             if !scrub::is_secret(self.gvk) {

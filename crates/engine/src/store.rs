@@ -27,7 +27,7 @@ use changes::{Dirty, TouchedRow};
 pub use kind_rows::{FailChange, KindRows};
 use nulls::NullCounts;
 pub use nulls::{NullAttribute, NullAttributes, NullCause, NullCount};
-pub use read::{RunningListing, Snapshot, StoreReader, Visibilities};
+pub use read::{ListingProgress, Snapshot, StoreReader, Visibilities};
 pub use visibility::Visibility;
 use visibility::is_replaced;
 
@@ -82,7 +82,7 @@ struct StoredKind {
     deselected: bool,
     /// Readers may have seen rows of the kind.
     shown: bool,
-    /// Rows of deselected kinds wait for this kind. Its own rows become visible when those are removed.
+    /// This kind takes the place of deselected kinds: readers see its rows in the change that removes theirs.
     replaces: bool,
 }
 
@@ -148,7 +148,7 @@ struct StoredTarget {
     revision: u64,
     readers: Vec<Weak<Dirty>>,
     /// Whether it is in [`RowStore::changed`].
-    is_reported: bool,
+    is_in_changed: bool,
     /// How many [`KindRows`] and [`Changes`] refer to it.
     users: usize,
 }
@@ -222,7 +222,7 @@ impl RowStore {
 
     /// Reports that a target has changed: its rows, its failures, or how much has been seen.
     fn report(&self, id: &TargetId, target: &mut StoredTarget) {
-        if !std::mem::replace(&mut target.is_reported, true) {
+        if !std::mem::replace(&mut target.is_in_changed, true) {
             lock(&self.changed).insert(id.clone());
             self.changed_sender.send_replace(());
         }
@@ -262,7 +262,7 @@ impl Revision {
         }
     }
 
-    /// The same, but changes after `last` have not been read.
+    /// Limits the revision to `last`: later changes have not been read.
     fn up_to(self, last: u64) -> Self {
         Self { revision: self.revision.min(last), ..self }
     }
@@ -289,8 +289,8 @@ pub fn store() -> (StoreWriter, StoreReader) {
 }
 
 impl StoreWriter {
-    /// The rows of one kind of one target. Its snapshots wait for the kind from now on, unless it has
-    /// been seen before.
+    /// The rows of one kind of one target. From now on snapshots of the target wait for this kind,
+    /// unless it has been seen before.
     pub fn rows(&self, target: &TargetId, gvk: &Gvk) -> KindRows {
         let kind: KindName = (gvk.group.as_str().into(), gvk.kind.as_str().into());
         let shared = self.0.clone();
@@ -299,7 +299,7 @@ impl StoreWriter {
                 for kind in locked.kinds.values_mut() {
                     kind.set_visibility(Visibility::Pending, shared.last_revision());
                     (kind.seen_by, kind.completed) = (None, None);
-                    // Events were missed while the target was frozen: rows that no list makes again are removed, also
+                    // Events were missed while the target was frozen: rows that the next list does not make again are removed, also
                     // those whose namespace is gone.
                     kind.outdate(None);
                 }
@@ -334,7 +334,7 @@ impl StoreWriter {
         self.0.with(id, |_, target| {
             target.frozen = true;
             target.kinds.values_mut().for_each(|kind| kind.set_visibility(Visibility::Partial, 0));
-            target.show_kinds();
+            target.update_shown_kinds();
             self.0.report_visibility(id, target);
         });
     }
@@ -345,7 +345,7 @@ impl StoreWriter {
             for ((group, name), kind) in &mut target.kinds {
                 kind.deselected = !kinds.iter().any(|gvk| (&*gvk.group, &*gvk.kind) == (&**group, &**name));
             }
-            target.replace_deselected_kinds(&self.0);
+            target.remove_replaced_rows(&self.0);
             self.0.report_visibility(id, target);
         });
     }
@@ -432,7 +432,7 @@ impl StoredTarget {
 
     /// Removes rows of deselected kinds, where the kinds that the target selects now replace them. Must be called when
     /// the selected kinds or their visibilities have changed.
-    fn replace_deselected_kinds(&mut self, shared: &RowStore) {
+    fn remove_replaced_rows(&mut self, shared: &RowStore) {
         let wanted: Vec<Visibility> =
             self.kinds.values().filter(|kind| !kind.deselected).map(|kind| kind.visibility.clone()).collect();
         let mut removed: Vec<StoredRow> = Vec::new();
@@ -447,11 +447,11 @@ impl StoredTarget {
         for StoredRow { row, .. } in &removed {
             self.changed(shared, &row.key, Some(row), Err(RemovalCause::SpecChanged));
         }
-        self.show_kinds();
+        self.update_shown_kinds();
     }
 
     /// Updates which kinds replace others, and of which kinds readers may have seen rows.
-    fn show_kinds(&mut self) {
+    fn update_shown_kinds(&mut self) {
         let deselected = self.kinds.values().any(|kind| kind.deselected && !kind.rows.is_empty());
         for kind in self.kinds.values_mut().filter(|kind| !kind.deselected) {
             kind.replaces = deselected && (kind.replaces || !kind.shown);

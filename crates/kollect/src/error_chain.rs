@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-/// The chain of causes. Some libraries repeat a cause in the text of its effect; it is shown once.
+/// The chain of causes. Some libraries repeat the cause in the text of the error; it is shown once.
 pub(crate) fn chain_text(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -23,7 +23,7 @@ pub(crate) struct LastProblem(Option<String>);
 
 impl LastProblem {
     /// Remembers the problem. Returns whether it differs from the last one.
-    pub(crate) fn is_new(&mut self, problem: &str) -> bool {
+    pub(crate) fn replace(&mut self, problem: &str) -> bool {
         let new = self.0.as_deref() != Some(problem);
         if new {
             self.0 = Some(problem.to_owned());
@@ -32,7 +32,7 @@ impl LastProblem {
     }
 
     /// Forgets the last problem. Returns whether there was one.
-    pub(crate) fn is_solved(&mut self) -> bool {
+    pub(crate) fn clear(&mut self) -> bool {
         self.0.take().is_some()
     }
 }
@@ -44,11 +44,11 @@ mod tests {
     #[test]
     fn each_problem_is_new_once_until_it_is_solved() {
         let mut problem = LastProblem::default();
-        assert!(!problem.is_solved());
-        assert!(problem.is_new("no answer"));
-        assert!(!problem.is_new("no answer"));
-        assert!(problem.is_new("forbidden"));
-        assert!(problem.is_solved());
-        assert!(problem.is_new("forbidden"));
+        assert!(!problem.clear());
+        assert!(problem.replace("no answer"));
+        assert!(!problem.replace("no answer"));
+        assert!(problem.replace("forbidden"));
+        assert!(problem.clear());
+        assert!(problem.replace("forbidden"));
     }
 }

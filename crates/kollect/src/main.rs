@@ -34,7 +34,7 @@ enum Command {
     Collect(Box<cli::collect::CollectArgs>),
     /// Follow objects and print every row that changes: nothing is installed anywhere.
     Watch(Box<cli::watch::WatchArgs>),
-    /// Ask the operator to look at an inventory, a target or a sink now, and wait for what comes of it.
+    /// Ask the operator to reconcile an inventory, a target or a sink now, and wait for the result.
     Reconcile(cli::reconcile::ReconcileArgs),
     /// Keep the inventories of a cluster up to date: what runs in the cluster.
     Operator(Box<operator::OperatorArgs>),

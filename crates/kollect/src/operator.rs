@@ -212,7 +212,7 @@ async fn connect(args: &OperatorArgs) -> anyhow::Result<Arc<ClusterSource>> {
             Ok(source) => return Ok(Arc::new(source)),
             Err(error) => {
                 let error = chain_text(error.as_ref());
-                if problem.is_new(&error) {
+                if problem.replace(&error) {
                     warn!(error, "cannot reach the cluster; trying again");
                 }
             }
@@ -242,7 +242,7 @@ fn report(problem: CollectProblem) {
             info!(collected_by = %target, %gvk, "which objects are selected depends on namespaces that cannot be listed");
         }
         CollectProblem::Blind { watched, blindness } => {
-            debug!(gvk = %watched.gvk, namespace = watched.namespace.as_deref(), reason = %blindness.reason, error = blindness.message, "blind");
+            debug!(gvk = %watched.gvk, namespace = watched.namespace.as_deref(), reason = %blindness.reason, error = blindness.message, "a kind cannot be seen in a namespace");
         }
         CollectProblem::TypeMismatch { target, object, attributes } => {
             debug!(collected_by = %target, object, ?attributes, "attributes are not of the declared type");

@@ -157,18 +157,18 @@ impl OperatorPolicy {
 
 /// A problem of an object, with the reason that its status shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
+pub(crate) struct ObjectFault {
     pub(crate) reason: Reason,
     pub(crate) error: SpecError,
 }
 
-impl Fault {
+impl ObjectFault {
     pub(crate) fn new(reason: Reason, error: SpecError) -> Self {
         Self { reason, error }
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for ObjectFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
     }
@@ -260,9 +260,12 @@ impl Ceilings<'_> {
     }
 
     /// A scope that cannot be read may forbid anything: nothing is collected or written until it can.
-    fn unreadable(&self) -> Option<Fault> {
+    fn unreadable(&self) -> Option<ObjectFault> {
         let problem = self.unreadable.as_ref()?;
-        Some(Fault::new(Reason::ScopeUnreadable, SpecError::absent("metadata.namespace", problem.clone())))
+        Some(ObjectFault::new(
+            Reason::ScopeUnreadable,
+            SpecError::absent("metadata.namespace", problem.clone()),
+        ))
     }
 }
 

@@ -58,7 +58,7 @@ impl Claim {
         if held.is_same_writer(granted) && held.writes == granted.writes {
             return Ok(());
         }
-        error(SinkReason::ClaimLost, "the destination has gone back to an earlier state")
+        error(SinkReason::ClaimLost, "the destination was restored to an earlier state")
     }
 
     /// Whether both were granted to the same writer.

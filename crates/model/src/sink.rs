@@ -45,8 +45,8 @@ pub trait Sink: Send + Sync {
     /// claimed. Nothing is changed.
     async fn claims(&self, inventories: &[InventoryId]) -> Result<Vec<Option<Claim>>, SinkError>;
 
-    /// Applies a batch, wholly or not at all, except for rows that the destination cannot hold: the receipt
-    /// names them. A writer whose claim the destination does not hold is refused, as [`Claim::admits`] decides; so
+    /// Applies a batch, except for rows that the destination cannot hold: the receipt names them. [`Self::atomicity`]
+    /// says what a reader sees meanwhile. After an error it is not known what was applied: the caller compares again. A writer whose claim the destination does not hold is refused, as [`Claim::admits`] decides; so
     /// is one that does not know the present state of the destination ([`SinkReason::ClaimLost`]).
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError>;
 

@@ -65,8 +65,8 @@ pub(crate) fn tls_text(error: &rustls::Error) -> String {
             format!("the server refused our TLS, most often for the client certificate (alert {alert})")
         }
         rustls::Error::InvalidCertificate(problem) => certificate_text(problem).to_owned(),
-        rustls::Error::InvalidMessage(_) => "the server does not speak TLS at this port".to_owned(),
-        _ => "no TLS with the server".to_owned(),
+        rustls::Error::InvalidMessage(_) => "the server does not use TLS at this port".to_owned(),
+        _ => "the TLS handshake failed".to_owned(),
     }
 }
 
@@ -101,6 +101,6 @@ mod tests {
         let refused = io::Error::other(io::Error::from_raw_os_error(111));
         assert!(cause(&refused).is_some_and(|text| text.starts_with("Connection refused")));
         let tls = rustls::Error::General(MARKER.into());
-        assert_eq!(cause(&io::Error::other(tls)).as_deref(), Some("no TLS with the server"));
+        assert_eq!(cause(&io::Error::other(tls)).as_deref(), Some("the TLS handshake failed"));
     }
 }

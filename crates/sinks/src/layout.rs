@@ -73,7 +73,7 @@ impl ReadableFormat {
 
 /// The form of an inventory's files. Settings that the spec leaves open are decided from the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct LayoutShape {
+pub(crate) struct DecidedLayout {
     /// Whether all rows are in documents.
     pub(crate) document: bool,
     index: bool,
@@ -223,7 +223,7 @@ impl LayoutSettings {
     }
 
     /// Decides the settings that the spec leaves open. `are_whole` has for each row whether it is a whole object.
-    fn shape(&self, mut are_whole: impl ExactSizeIterator<Item = bool>) -> LayoutShape {
+    fn shape(&self, mut are_whole: impl ExactSizeIterator<Item = bool>) -> DecidedLayout {
         let only_whole_objects =
             self.mode.is_none() && are_whole.len() > 0 && are_whole.all(|is_whole| is_whole);
         let mode = self.mode.unwrap_or(if only_whole_objects {
@@ -233,7 +233,7 @@ impl LayoutSettings {
         });
         let document = mode == LayoutMode::Document;
         let default = if only_whole_objects { LayoutContent::Manifest } else { LayoutContent::Item };
-        LayoutShape {
+        DecidedLayout {
             document,
             index: mode == LayoutMode::Split && self.index.is_some(),
             content: if document { LayoutContent::Item } else { self.content.unwrap_or(default) },

@@ -1,4 +1,4 @@
-//! NATS JetStream: one message per row in a stream that keeps the last one, or whole snapshots.
+//! NATS JetStream: one message per row in a stream that keeps the last message of each row, or whole snapshots.
 //!
 //! With `mode: rows` every row has its own subject below the sink's, and the stream keeps the last message of
 //! each: the sink can read back what the stream holds, and a subscriber sees every change. A batch is a
@@ -37,8 +37,8 @@ const NATS_REF: &str = "spec.nats.secretRef";
 const SECRET_REF: &str = "spec.secretRef";
 const STREAM: &str = "kollect_events";
 
-/// How long a removal stays in the stream. A reader that was away for longer must compare: a row without a
-/// message does not exist.
+/// How long the message that a row was removed stays in the stream. A reader that was away for longer reads the whole
+/// stream: rows without a message do not exist.
 const MARKER_TTL: Duration = Duration::from_hours(24);
 
 /// The configuration of a sink: subjects, stream and servers.
@@ -70,7 +70,7 @@ struct NatsCredentials {
 /// Prints no credentials.
 impl fmt::Debug for NatsConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Config")
+        f.debug_struct("NatsConfig")
             .field("servers", &self.servers)
             .field("subject", &self.subject)
             .field("stream", &self.stream)

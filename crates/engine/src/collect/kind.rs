@@ -28,7 +28,7 @@ use tokio::{
 
 use super::{CollectContext, Target};
 use crate::{
-    coverage::{WatchState, WatchedKind},
+    coverage::{WatchKey, WatchState},
     select::Namespaces,
     watch::{BlindReason, Blindness, Resolution},
 };
@@ -167,7 +167,7 @@ impl KindTask {
             Resolution::Blind(blindness) if self.kind.is_served() && failed(blindness) => return,
             _ => {}
         }
-        let everywhere = WatchedKind { gvk: self.kind.gvk.clone(), namespace: None, field_selector: None };
+        let everywhere = WatchKey { gvk: self.kind.gvk.clone(), namespace: None, field_selector: None };
         match &resolution {
             Resolution::Served(resource) => {
                 self.context.coverage.set_resource(&self.kind.gvk, &resource.name, resource.namespaced);
@@ -210,7 +210,7 @@ impl KindTask {
         let stalled: Vec<usize> = (0..self.feeds.iter().len()).filter(stalled).collect();
         for index in stalled {
             let (kind, seconds) = (&self.kind.gvk, settings.stall_timeout.as_secs());
-            let message = format!("list {kind}: nothing came for {seconds} s");
+            let message = format!("list {kind}: received nothing for {seconds} s");
             self.handle_blind(index, Blindness { reason: BlindReason::Failed, message });
         }
         self.renew();

@@ -8,7 +8,7 @@ use tokio::{sync::watch::Receiver, time};
 
 use super::{CollectContext, panic_of};
 use crate::{
-    coverage::{WatchState, WatchedKind},
+    coverage::{WatchKey, WatchState},
     select::{Namespaces, same_metadata},
     tasks::{Task, TaskKind, TaskName},
     watch::{BlindReason, Blindness, Event, Metadata, Query},
@@ -27,7 +27,7 @@ pub(super) fn start(context: &Arc<CollectContext>) -> Task {
         name,
         move || follow(own.clone()),
         move |pause| {
-            let watched = WatchedKind { gvk: kind(), namespace: None, field_selector: None };
+            let watched = WatchKey { gvk: kind(), namespace: None, field_selector: None };
             panicked.report_blind(&watched, panic_of(&kind()));
             if panicked.namespaces.borrow().is_none() {
                 publish_named(&panicked);
@@ -41,7 +41,7 @@ pub(super) fn start(context: &Arc<CollectContext>) -> Task {
 /// complete list stays in use while namespaces cannot be listed again.
 async fn follow(context: Arc<CollectContext>) {
     let query = Query { metadata_only: true, follow: context.settings.follow, ..Query::all(kind()) };
-    let watched = WatchedKind { gvk: query.gvk.clone(), namespace: None, field_selector: None };
+    let watched = WatchKey { gvk: query.gvk.clone(), namespace: None, field_selector: None };
     let mut names = context.named.subscribe();
     let mut was_reported = false;
     loop {
@@ -81,7 +81,7 @@ fn publish_named(context: &CollectContext) {
 async fn watch(
     context: &CollectContext,
     query: &Query,
-    watched: &WatchedKind,
+    watched: &WatchKey,
     names: &mut Receiver<BTreeSet<Arc<str>>>,
 ) -> bool {
     let mut was_reported = false;

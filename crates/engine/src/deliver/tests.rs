@@ -12,7 +12,7 @@ use super::*;
 use crate::{
     export::{
         CleaningOutcome, CurrentClaim, SiblingBinding,
-        tests::{Fault, MemorySink, binding, gvk, row, target},
+        tests::{MemorySink, SinkFault, binding, gvk, row, target},
     },
     store::{KindRows, RowOrigin, StoreWriter, Visibility, store},
 };
@@ -197,7 +197,7 @@ async fn a_destination_that_is_written_again_is_not_cleaned_any_more() {
     test.add("one", "a", &sink);
     test.set().await;
     // The sink fails while the reference is removed, and works again when another reference is added.
-    sink.with(|held| held.faults = vec![Fault::Before; 1000]);
+    sink.with(|held| held.faults = vec![SinkFault::Before; 1000]);
     test.abandon("one");
     test.set().await;
     assert_eq!(test.events().last().unwrap(), "one not cleaned");
@@ -215,7 +215,7 @@ async fn cleaning_is_tried_until_it_succeeds() {
     let sink = MemorySink::default();
     test.add("one", "a", &sink);
     test.set().await;
-    sink.with(|held| held.faults = vec![Fault::Before; 3]);
+    sink.with(|held| held.faults = vec![SinkFault::Before; 3]);
     test.abandon("one").moved = true;
     test.set().await;
     time::sleep(Duration::from_mins(1)).await;
@@ -366,8 +366,8 @@ async fn two_references_can_exchange_their_destinations() {
 async fn a_stalled_or_crashing_sink_affects_only_its_binding() {
     let mut test = DeliverTest::new();
     let (good, stalled, crashing) = (MemorySink::default(), MemorySink::default(), MemorySink::default());
-    stalled.with(|held| held.faults.push(Fault::Stall));
-    crashing.with(|held| held.faults.push(Fault::Crash));
+    stalled.with(|held| held.faults.push(SinkFault::Stall));
+    crashing.with(|held| held.faults.push(SinkFault::Crash));
     test.add("one", "a", &good);
     test.add("stalled", "b", &stalled);
     test.add("crashing", "c", &crashing);
@@ -388,7 +388,7 @@ fn restarts(test: &DeliverTest, kind: TaskKind) -> u64 {
 async fn a_binding_whose_sink_panics_is_reported_counted_and_restarted() {
     let mut test = DeliverTest::new();
     let sink = MemorySink::default();
-    sink.with(|held| held.faults = vec![Fault::Crash; 1000]);
+    sink.with(|held| held.faults = vec![SinkFault::Crash; 1000]);
     test.add("one", "a", &sink);
     test.set().await;
     time::sleep(Duration::from_hours(1)).await;
@@ -414,7 +414,7 @@ async fn cleaning_that_panics_is_reported_counted_and_restarted() {
     let sink = MemorySink::default();
     test.add("one", "a", &sink);
     test.set().await;
-    sink.with(|held| held.faults = vec![Fault::CrashWhenForgetting; 2]);
+    sink.with(|held| held.faults = vec![SinkFault::CrashWhenForgetting; 2]);
     test.abandon("one");
     test.set().await;
     assert_eq!((held(&sink), restarts(&test, TaskKind::Cleaning)), (0, 2));
@@ -426,7 +426,7 @@ async fn cleaning_that_panics_is_reported_counted_and_restarted() {
 async fn a_stopped_binding_does_not_wait_for_the_pause_after_a_panic() {
     let mut test = DeliverTest::new();
     let sink = MemorySink::default();
-    sink.with(|held| held.faults = vec![Fault::Crash; 1000]);
+    sink.with(|held| held.faults = vec![SinkFault::Crash; 1000]);
     test.add("one", "a", &sink);
     test.set().await;
     time::sleep(Duration::from_hours(1)).await;

@@ -18,7 +18,7 @@ use kollect_model::{
 };
 
 use super::{
-    BindingProgress, ClaimChecks, CleaningOutcome, CurrentClaim, HeldRemovals, Outcome, RemovalGuard,
+    BindingProgress, BlockedRemovals, ClaimChecks, CleaningOutcome, CurrentClaim, Outcome, RemovalGuard,
     SelectionDigests, SiblingBindings,
 };
 use crate::{
@@ -211,7 +211,7 @@ pub enum BindingEvent<'a> {
         coverage: &'a str,
     },
     /// Nothing is written, because that would remove more rows than the guard allows.
-    RemovalsHeld(&'a HeldRemovals),
+    RemovalsHeld(&'a BlockedRemovals),
     /// The cleaning of a destination that the inventory is no longer written to has ended.
     Cleaned {
         /// The result.

@@ -29,7 +29,7 @@ pub struct RemovalGuard {
 
 /// Removals that are held.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeldRemovals {
+pub struct BlockedRemovals {
     /// Number of rows that would be removed because specs changed.
     pub rows: usize,
     /// Number of rows that the sink holds.
@@ -111,7 +111,7 @@ impl RemovalCauses {
 impl RemovalGuard {
     /// What a write would remove beyond the limits because specs changed; `None`: it may be made. `held`: the rows of
     /// the sink before the write.
-    pub(super) fn holds(
+    pub(super) fn blocks(
         &self,
         delta: &Delta,
         held: usize,
@@ -119,7 +119,7 @@ impl RemovalGuard {
         row_filter: &RowFilter,
         causes: &RemovalCauses,
         selection: &SelectionDigests,
-    ) -> Option<HeldRemovals> {
+    ) -> Option<BlockedRemovals> {
         let unknown = selection.has_changed();
         let by_spec = |key: &RowKey| match causes.0.get(key) {
             Some(cause) => *cause == RemovalCause::SpecChanged,
@@ -130,6 +130,6 @@ impl RemovalGuard {
         let over_rows = self.rows.is_some_and(|limit| rows > limit);
         let token = selection.lock().now.as_ref().map_or_else(String::new, |(digest, _)| digest.clone());
         let is_released = self.released.as_ref() == Some(&token);
-        (!is_released && (over_percent || over_rows)).then_some(HeldRemovals { rows, held, token })
+        (!is_released && (over_percent || over_rows)).then_some(BlockedRemovals { rows, held, token })
     }
 }

@@ -31,7 +31,7 @@ use crate::{
 };
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Fault {
+pub(crate) enum SinkFault {
     /// The sink fails and has done nothing.
     Before,
     /// The sink fails and has done everything.
@@ -49,7 +49,7 @@ pub(crate) enum Fault {
 #[derive(Default)]
 pub(crate) struct MemorySinkRows {
     pub(crate) rows: Baseline,
-    pub(crate) faults: Vec<Fault>,
+    pub(crate) faults: Vec<SinkFault>,
     /// Writes of rows; writes without rows do not count.
     pub(crate) writes: usize,
     opened: usize,
@@ -75,13 +75,13 @@ impl MemorySink {
         change(&mut self.0.lock().unwrap())
     }
 
-    fn fault(&self) -> Option<Fault> {
+    fn fault(&self) -> Option<SinkFault> {
         self.with(|held| held.faults.pop())
     }
 
     /// A fault of what comes before a write; those of writes wait.
-    fn early_fault(&self) -> Option<Fault> {
-        let late = [Fault::Stall, Fault::Crash, Fault::CrashWhenForgetting];
+    fn early_fault(&self) -> Option<SinkFault> {
+        let late = [SinkFault::Stall, SinkFault::Crash, SinkFault::CrashWhenForgetting];
         self.with(|held| held.faults.pop_if(|fault| !late.contains(fault)))
     }
 }
@@ -97,8 +97,8 @@ impl OpenSink for MemorySink {
     }
 }
 
-fn failure(fault: Fault) -> SinkError {
-    let reason = if fault == Fault::Terminal { SinkReason::Missing } else { SinkReason::WriteFailed };
+fn failure(fault: SinkFault) -> SinkError {
+    let reason = if fault == SinkFault::Terminal { SinkReason::Missing } else { SinkReason::WriteFailed };
     SinkError::new(reason, format!("{fault:?}"))
 }
 
@@ -153,11 +153,11 @@ impl Sink for MemorySink {
         self.with(|held| Claim::admits(held.claim.as_ref(), batch.inventory, batch.claim))?;
         let fault = self.fault();
         match fault {
-            Some(Fault::Stall) => std::future::pending().await,
-            Some(Fault::Crash) => unreachable!("this is what a crash looks like"),
+            Some(SinkFault::Stall) => std::future::pending().await,
+            Some(SinkFault::Crash) => unreachable!("this is what a crash looks like"),
             _ => {}
         }
-        if let Some(fault @ (Fault::Before | Fault::Terminal)) = fault {
+        if let Some(fault @ (SinkFault::Before | SinkFault::Terminal)) = fault {
             return Err(failure(fault));
         }
         time::sleep(Duration::from_millis(20)).await;
@@ -201,7 +201,7 @@ impl Sink for MemorySink {
         if let Some(fault) = self.early_fault() {
             return Err(failure(fault));
         }
-        let bug = self.with(|held| held.faults.pop_if(|fault| *fault == Fault::CrashWhenForgetting));
+        let bug = self.with(|held| held.faults.pop_if(|fault| *fault == SinkFault::CrashWhenForgetting));
         assert!(bug.is_none(), "a bug in a sink");
         self.with(|held| {
             Claim::admits(held.claim.as_ref(), inventory, claim)?;
@@ -499,7 +499,7 @@ async fn changes_wait_for_the_interval_and_become_one_write() {
 async fn a_sink_that_was_down_for_long_gets_one_write_afterwards() {
     let test = test_with_rows().await;
     let before = test.writes();
-    test.memory.with(|held| held.faults = vec![Fault::Before; 100]);
+    test.memory.with(|held| held.faults = vec![SinkFault::Before; 100]);
     for value in 0..10_000 {
         test.put("Pod", value % 10, value);
     }
@@ -532,7 +532,7 @@ async fn after_random_faults_the_sink_holds_the_rows() {
                 0..5 => test.put(kind, random.below(6), random.below(3)),
                 5..7 => drop(test.kinds[kind].remove(&format!("{kind}{}", random.below(6)))),
                 7 => {
-                    let fault = [Fault::Before, Fault::After, Fault::Terminal][random.below(3)];
+                    let fault = [SinkFault::Before, SinkFault::After, SinkFault::Terminal][random.below(3)];
                     test.memory.with(|held| held.faults.push(fault));
                 }
                 8 if audited => test.memory.with(|held| {
@@ -851,7 +851,7 @@ async fn the_bindings_of_a_sink_share_its_circuit_breaker() {
     other.binding.breaker = test.binding.breaker.clone();
     other.memory = test.memory.clone();
     ["Pod", "Node"].iter().for_each(|kind| other.set_visibility(kind, Visibility::Everything));
-    test.memory.with(|held| held.faults = vec![Fault::Before; 1000]);
+    test.memory.with(|held| held.faults = vec![SinkFault::Before; 1000]);
     test.put("Pod", 1, 2);
     // Connecting counts too: only the first attempt is a write.
     time::sleep(Duration::from_secs(40)).await;
@@ -875,7 +875,7 @@ async fn the_bindings_of_a_sink_share_its_circuit_breaker() {
 #[tokio::test(start_paused = true)]
 async fn a_changed_secret_is_used_at_once_even_after_a_terminal_error() {
     let mut test = test_with_rows().await;
-    test.memory.with(|held| held.faults = vec![Fault::Terminal; 1000]);
+    test.memory.with(|held| held.faults = vec![SinkFault::Terminal; 1000]);
     // Another password: the old session is not used any more.
     test.binding.sink = Arc::new(test.memory.clone());
     test.wanted.send_replace(Some(Arc::new(test.binding.clone())));

@@ -114,7 +114,7 @@ impl Expression {
     ///
     /// Evaluating on an object that was read with the projection gives the same value or the same error
     /// as evaluating on the whole object; only the cost can be lower.
-    pub(crate) fn project(&self, object: &mut Projection) {
+    pub(crate) fn add_reads_to(&self, object: &mut Projection) {
         self.reads.add_to(object);
     }
 
@@ -128,7 +128,7 @@ impl Expression {
         self.run(variables, value::to_json)?
     }
 
-    /// Whether the value is `true`; an error is not.
+    /// Whether the value is `true`; an error counts as false.
     pub(crate) fn is_true(&self, variables: &CelVariables<'_>) -> bool {
         let is_true = |value: &dyn Val| value.downcast_ref::<CelBool>() == Some(&CelBool::TRUE);
         self.run(variables, is_true).unwrap_or(false)

@@ -65,7 +65,10 @@ impl HelmField {
             return Err("name a field of the release, such as chartVersion".into());
         }
         if let Some(denied) = DENIED.iter().find(|denied| field.is_below(denied)) {
-            return Err(format!("{} holds what the chart renders and is never exported", denied.join(".")));
+            return Err(format!(
+                "{} contains rendered templates or chart values, which are never exported",
+                denied.join(".")
+            ));
         }
         Ok(field)
     }

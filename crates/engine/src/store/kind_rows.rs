@@ -182,7 +182,7 @@ impl KindRows {
         let must_report = std::mem::replace(&mut kind.seen_by, self.definition) != self.definition;
         if kind.visibility != visibility {
             kind.set_visibility(visibility, self.shared.last_revision());
-            target.replace_deselected_kinds(&self.shared);
+            target.remove_replaced_rows(&self.shared);
             self.shared.report_visibility(&self.id, &mut target);
         } else if must_report {
             self.shared.report(&self.id, &mut target);

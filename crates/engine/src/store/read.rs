@@ -22,7 +22,7 @@ pub struct StoreReader(pub(super) Arc<RowStore>);
 
 /// A running list of a kind of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RunningListing {
+pub struct ListingProgress {
     /// The kind has never been listed completely before.
     pub is_first: bool,
     /// When it began.
@@ -61,7 +61,7 @@ impl Snapshot {
         &self.outside
     }
 
-    /// Whether a row that a sink holds and the snapshot does not is known to be gone. A row of a kind that its target
+    /// Whether a row is known to be gone. It is in a sink, and not in the snapshot. A row of a kind that its target
     /// no longer selects is gone when the kinds that the target selects now have been listed.
     pub fn knows_gone(&self, key: &RowKey) -> bool {
         if self.rows.contains_key(key) || self.frozen.contains(&key.target) {
@@ -96,8 +96,8 @@ impl StoreReader {
             .then_some(snapshot)
     }
 
-    /// The rows of all kinds that have been seen. Pending kinds count as frozen: their rows are included when their
-    /// list is complete. Rows of a kind that replaces another one are included where the kind has been listed.
+    /// The rows of all kinds that have been seen. A pending kind has no rows here, and none of its rows counts
+    /// as gone. Rows of a kind that replaces another one are included where the kind has been listed.
     pub fn snapshot_of_seen(&self, targets: &[TargetId], outside: Visibility) -> Snapshot {
         let mut snapshot = Snapshot {
             rows: BTreeMap::new(),
@@ -130,7 +130,8 @@ impl StoreReader {
                 }
             }
         }
-        // A change in a target that was already read is not included, and may have a smaller number than the result.
+        // A target that was read first may have changed meanwhile, and that change is missing here. So the result is at
+        // most `last`.
         snapshot.reached = snapshot.reached.up_to(last);
         snapshot
     }
@@ -184,13 +185,13 @@ impl StoreReader {
     }
 
     /// A running list of the target, if there is one; readers see its rows when it has ended.
-    pub fn listing(&self, target: &TargetId) -> Option<RunningListing> {
+    pub fn listing(&self, target: &TargetId) -> Option<ListingProgress> {
         let target = self.0.get(target)?;
         let target = lock(&target);
         let kinds = target.kinds.values().filter(|kind| !kind.deselected);
         let running = kinds.filter_map(|kind| Some((kind.completed.is_none(), kind.listing?.since)));
         running
-            .map(|(is_first, since)| RunningListing { is_first, since })
+            .map(|(is_first, since)| ListingProgress { is_first, since })
             .max_by_key(|listing| listing.is_first)
     }
 
@@ -199,7 +200,7 @@ impl StoreReader {
     pub fn take_changed_targets(&self) -> BTreeSet<TargetId> {
         let changed = std::mem::take(&mut *lock(&self.0.changed));
         for target in changed.iter().filter_map(|id| self.0.get(id)) {
-            lock(&target).is_reported = false;
+            lock(&target).is_in_changed = false;
         }
         changed
     }

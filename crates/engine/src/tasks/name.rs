@@ -20,7 +20,7 @@ pub enum TaskKind {
     Secret,
     /// Makes the plans of the sinks of a namespace.
     Plan,
-    /// The loop that looks at all objects of the operator.
+    /// The loop that reconciles all objects of the operator.
     Loop,
     /// Finds out which kinds the cluster serves.
     Discovery,

@@ -42,7 +42,7 @@ use crate::{error_chain::chain_text, files::FileSource, signals::stop_signal};
     after_help = "Without -o and --out the rows go to the sinks of the manifests, or to the terminal if there are none.\n\
         Exit codes: 0 done; 1 the cluster or a sink failed; 2 the input is wrong and nothing was collected;\n\
         3 something could not be seen and everything else was collected; 130 stopped by Ctrl-C;\n\
-        141 the reader of the output has gone away, such as head."
+        141 the output was closed, as by head."
 )]
 pub(crate) struct CollectArgs {
     #[command(flatten)]
@@ -191,7 +191,7 @@ impl CollectRun {
         let result = print::rows(&mut stdout, &all, output).and_then(|()| stdout.flush());
         printed(result, "print the rows")?;
         if output == OutputFormat::Table && all.is_empty() {
-            eprintln!("no rows: nothing matches the targets");
+            eprintln!("no rows: nothing that could be read matches the targets");
         }
         Ok(())
     }

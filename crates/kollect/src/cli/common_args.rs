@@ -227,7 +227,8 @@ impl ReportedProblems {
             }
             CollectProblem::Blind { blindness, .. } => format!("not seen: {}", blindness.message),
             CollectProblem::Undecided { target, gvk } => format!(
-                "not seen: target {target}: which {gvk} it selects depends on namespaces that cannot be listed"
+                "not seen: target {target}: which {gvk} it selects depends on namespaces that cannot be \
+                 listed: grant the verb list on namespaces, or give --namespace"
             ),
             CollectProblem::TypeMismatch { target, object, attributes } => {
                 for attribute in attributes {

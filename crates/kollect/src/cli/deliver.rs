@@ -141,7 +141,7 @@ fn same_destinations(inventory: &RunInventory, sinks: &[RunDestination]) -> Vec<
         {
             let name = &inventory.name;
             problems.push(format!(
-                "inventory {name}: sinks {first} and {} lead to one place: remove one of them",
+                "inventory {name}: sinks {first} and {} have the same destination: remove one of them",
                 sink.name
             ));
         }

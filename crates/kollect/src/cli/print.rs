@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use kollect_model::{row::Row, yaml};
 use serde_json::{Map, Value};
 
-/// Exit code of a run whose reader has gone away: that of a program that the signal SIGPIPE has ended.
+/// Exit code of a run whose output was closed: that of a program that the signal SIGPIPE has ended.
 pub(crate) const OUTPUT_CLOSED: u8 = 141;
 
 /// The reader of the standard output has ended, such as `head` when it has its lines. That is no error, but
@@ -21,7 +21,7 @@ pub(crate) struct OutputClosed;
 
 impl fmt::Display for OutputClosed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the reader of the output has gone away")
+        f.write_str("the output was closed")
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use kollect_engine::coverage::{Coverage, WatchState, WatchedKind};
+use kollect_engine::coverage::{Coverage, WatchKey, WatchState};
 use tokio::time::{self, Instant};
 
 /// Work that ends sooner shows no progress.
@@ -63,7 +63,7 @@ fn lines(coverage: &Coverage) -> Vec<String> {
     known.iter().filter_map(|(watched, coverage)| line(watched, &coverage.state)).collect()
 }
 
-fn line(watched: &WatchedKind, state: &WatchState) -> Option<String> {
+fn line(watched: &WatchKey, state: &WatchState) -> Option<String> {
     let name = match &watched.namespace {
         Some(namespace) => format!("{} in {namespace}", watched.gvk.kind),
         None => watched.gvk.kind.clone(),
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn a_list_shows_how_far_it_is() {
         let gvk = Gvk { group: "apps".into(), version: "v1".into(), kind: "Deployment".into() };
-        let watched = WatchedKind { gvk, namespace: Some("shop".into()), field_selector: None };
+        let watched = WatchKey { gvk, namespace: Some("shop".into()), field_selector: None };
         let half = WatchState::Listing { seen: 500, total: Some(1000) };
         assert_eq!(line(&watched, &half).unwrap(), "Deployment in shop: ██████████░░░░░░░░░░ 500 of 1000");
         let unknown = WatchState::Listing { seen: 7, total: None };

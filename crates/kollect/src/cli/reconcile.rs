@@ -140,7 +140,7 @@ async fn reconcile(args: &ReconcileArgs) -> anyhow::Result<ExitCode> {
 
 /// How far a request has come, according to the status of the object.
 struct ReconcileProgress {
-    /// The request has been dealt with.
+    /// The operator has handled the request.
     is_handled: bool,
     is_reconciling: bool,
     is_ready: bool,
@@ -157,8 +157,9 @@ impl ReconcileProgress {
         let text = |key: &str| condition("Ready").and_then(|ready| ready[key].as_str()).unwrap_or_default();
         let is_handled = status["lastHandledRequestedAt"] == requested && is_current;
         let message = match (is_handled, condition("Ready")) {
+            _ if object.metadata.deletion_timestamp.is_some() => "it is being deleted".to_owned(),
             (_, None) => "it has no status yet".to_owned(),
-            (false, Some(_)) => "the operator has not dealt with it yet".to_owned(),
+            (false, Some(_)) => "the operator has not handled it yet".to_owned(),
             (true, Some(_)) => format!("{}: {}", text("reason"), text("message")),
         };
         Self { is_handled, is_reconciling: holds("Reconciling"), is_ready: holds("Ready"), message }
@@ -169,10 +170,10 @@ impl ReconcileProgress {
 async fn timeout_error(client: &Client, seconds: u64, is_handled: bool) -> anyhow::Error {
     let version = client.apiserver_version().await.map(|_| ());
     let why = match (is_handled, version) {
-        (true, _) => "it was dealt with, and is still on its way".to_owned(),
+        (true, _) => "the operator has handled it, and it is still Reconciling".to_owned(),
         (false, Err(_)) => "the API server does not answer".to_owned(),
         (false, Ok(())) => format!(
-            "no operator has dealt with it: does one run, and may it see the namespace? Its Lease is {LEASE} in its \
+            "no operator has handled it: check that one runs (its Lease is {LEASE} in its namespace) and watches this \
              namespace"
         ),
     };

@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use kollect_engine::{
     clock,
     collect::{Collector, Target, visibility_outside},
-    coverage::{Coverage, KindCoverage, WatchState, WatchedKind},
+    coverage::{Coverage, KindCoverage, WatchKey, WatchState},
     names,
     store::{Changes, StoreChange, StoreReader, Visibility},
     tasks::{TaskKind, Tasks},
@@ -38,7 +38,7 @@ use crate::signals::{second_stop_signal, stop_signal};
 /// Arguments of `kollect watch`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "+ is a new row, ~ a changed one, - one that is gone. What cannot be seen is told on standard error,\n\
+    after_help = "+ is a new row, ~ a changed one, - a removed one. What cannot be seen is printed to standard error,\n\
         and changes nothing. Ctrl-C ends."
 )]
 pub(crate) struct WatchArgs {
@@ -283,7 +283,7 @@ impl<'a> ChangeLine<'a> {
 }
 
 /// Why a kind cannot be seen in these namespaces, all for the same reason.
-fn blind_line(blind: &[(&WatchedKind, &KindCoverage)]) -> Option<String> {
+fn blind_line(blind: &[(&WatchKey, &KindCoverage)]) -> Option<String> {
     let (first, known) = blind.first()?;
     let WatchState::Blind { blindness, .. } = &known.state else { return None };
     let Blindness { reason, message } = blindness;
@@ -295,19 +295,19 @@ fn blind_line(blind: &[(&WatchedKind, &KindCoverage)]) -> Option<String> {
             let names = names::namespaces(names, all);
             format!("list {resource} in {names}: forbidden; grant the verbs list and watch on it")
         }
-        (all, _) => format!("{message}; and in {} more places", all - 1),
+        (all, _) => format!("{message}; and in {} more namespaces", all - 1),
     };
     Some(format!("blind: {reason}: {text}; its rows stay as they are"))
 }
 
 /// The last known state of everything that is watched. Prints what has changed since.
 #[derive(Default)]
-struct WatchedKinds(BTreeMap<WatchedKind, KindCoverage>);
+struct WatchedKinds(BTreeMap<WatchKey, KindCoverage>);
 
 impl WatchedKinds {
     fn print_changes(&mut self, coverage: &Coverage) {
         let now = coverage.read();
-        let mut blind: BTreeMap<(&Gvk, BlindReason), Vec<(&WatchedKind, &KindCoverage)>> = BTreeMap::new();
+        let mut blind: BTreeMap<(&Gvk, BlindReason), Vec<(&WatchKey, &KindCoverage)>> = BTreeMap::new();
         for (watched, known) in &now {
             let before = self.0.get(watched).map(|known| &known.state);
             match (&known.state, before) {
@@ -316,7 +316,7 @@ impl WatchedKinds {
                     blind.entry((&watched.gvk, blindness.reason)).or_default().push((watched, known));
                 }
                 (WatchState::Absent, Some(WatchState::Blind { .. })) => {
-                    eprintln!("gone: {} is not served any more and has no rows", watched.gvk);
+                    eprintln!("removed: {} is not served any more and has no rows", watched.gvk);
                 }
                 (WatchState::Synced { .. }, Some(WatchState::Blind { since, .. })) => {
                     let gap = clock::now().duration_since(*since).unwrap_or_default().as_secs();
@@ -332,7 +332,7 @@ impl WatchedKinds {
         blind.values().filter_map(|same_reason| blind_line(same_reason)).for_each(|line| eprintln!("{line}"));
         for (watched, known) in &self.0 {
             // The kind is now watched with other queries, such as one for each namespace instead of one for all.
-            let is_synced_elsewhere = |(other, known): (&WatchedKind, &KindCoverage)| {
+            let is_synced_elsewhere = |(other, known): (&WatchKey, &KindCoverage)| {
                 other.gvk == watched.gvk && matches!(known.state, WatchState::Synced { .. })
             };
             if let WatchState::Blind { since, .. } = known.state
@@ -401,7 +401,7 @@ mod tests {
 
     #[test]
     fn namespaces_that_are_blind_for_the_same_reason_share_one_line() {
-        let blind_namespaces = |reason: BlindReason, count: usize| -> BTreeMap<WatchedKind, KindCoverage> {
+        let blind_namespaces = |reason: BlindReason, count: usize| -> BTreeMap<WatchKey, KindCoverage> {
             let blind_namespace = |number: usize| {
                 let gvk = Gvk { version: "v1".into(), kind: "Secret".into(), ..Gvk::default() };
                 let namespace = Some(format!("team-{number:02}").into());
@@ -409,7 +409,7 @@ mod tests {
                 let state = WatchState::Blind { since: std::time::SystemTime::UNIX_EPOCH, blindness };
                 let known =
                     KindCoverage { state, resource: Some("secrets".into()), gaps: [].into(), repaired: 0 };
-                (WatchedKind { gvk, namespace, field_selector: None }, known)
+                (WatchKey { gvk, namespace, field_selector: None }, known)
             };
             (0..count).map(blind_namespace).collect()
         };
@@ -423,7 +423,7 @@ mod tests {
         );
         assert_eq!(
             line(BlindReason::Failed, 3),
-            "blind: Failed: no 0; and in 2 more places; its rows stay as they are"
+            "blind: Failed: no 0; and in 2 more namespaces; its rows stay as they are"
         );
     }
 }

@@ -177,11 +177,11 @@ impl Discovery {
         let mut answer = self.answer.write().unwrap_or_else(PoisonError::into_inner);
         answer.failed = result.is_err();
         match &result {
-            Ok(()) if answer.problem.is_solved() => info!("the API server tells which kinds it serves again"),
+            Ok(()) if answer.problem.clear() => info!("discovery works again"),
             Ok(()) => {}
             Err(error) => {
                 let error = format!("{error:#}");
-                if answer.problem.is_new(&error) {
+                if answer.problem.replace(&error) {
                     warn!(error, "cannot ask the API server which kinds it serves; trying again");
                 }
             }

@@ -27,7 +27,7 @@ pub(crate) struct OperatorArgs {
     /// Kubeconfig file; default: the service account of the pod, then $KUBECONFIG.
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
-    /// Look at these namespaces only, separated by commas; default: all.
+    /// Watch these namespaces only, separated by commas; default: all.
     #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = listed_namespace)]
     watch_namespaces: Vec<String>,
     /// Need nothing but a Role in the namespaces of --watch-namespaces.
@@ -56,7 +56,7 @@ pub(crate) struct OperatorArgs {
     /// of a namespace.
     #[arg(long, value_name = "CIDR,…", value_delimiter = ',')]
     allow_sink_cidrs: Vec<AllowedCidr>,
-    /// Let no sink connect to these address ranges, whatever opens them.
+    /// Let no sink connect to these address ranges, whatever allows them.
     #[arg(long, value_name = "CIDR,…", value_delimiter = ',')]
     deny_sink_cidrs: Vec<Cidr>,
     /// Directory below which sinks may keep files, each namespace in its own; default: no files.
@@ -71,13 +71,13 @@ pub(crate) struct OperatorArgs {
     /// Only one of several replicas writes; the others watch, and take over.
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
     leader_elect: bool,
-    /// How long a leader that is not heard of counts as alive.
+    /// How long a leader that does not renew its lease counts as alive.
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
     leader_elect_lease_duration: Duration,
     /// How long a leader that cannot renew its lease goes on writing.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
     leader_elect_renew_deadline: Duration,
-    /// How often the lease is looked at.
+    /// How often the lease is read.
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = duration)]
     leader_elect_retry_period: Duration,
     /// Namespace of the lease; default: the operator's own.
@@ -89,7 +89,7 @@ pub(crate) struct OperatorArgs {
     /// Where /metrics is served, such as :8443; 0: nowhere.
     #[arg(long, value_name = "ADDRESS", default_value = "0")]
     metrics_bind_address: String,
-    /// Serve /metrics with TLS, and only to those who may get it.
+    /// Serve /metrics with TLS, and only to clients that may get it.
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = true, action = clap::ArgAction::Set)]
     metrics_secure: bool,
     /// Directory of the certificate of /metrics; default: one that is made at the start.
@@ -104,14 +104,14 @@ pub(crate) struct OperatorArgs {
     /// Offer HTTP/2 wherever TLS is served.
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
     pub(crate) enable_http2: bool,
-    /// The series of a profile are summed up at most so often.
+    /// Least time between two computations of the series of a profile.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
     collect_metrics_sample_interval: Duration,
     /// How long a deleted inventory waits for sinks that cannot be cleaned.
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration)]
     pub(crate) cleanup_timeout: Duration,
-    /// How often a sink with nothing to write is asked whether its inventories are still ours; 0s: never. Default: every
-    /// minute, Git every five.
+    /// How often it is checked that this cluster still owns its inventories in a sink with nothing to write; 0s: never.
+    /// Default: every minute, Git every five.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) claim_check_interval: Option<Duration>,
     /// Seconds that running writes get to finish.
@@ -120,7 +120,7 @@ pub(crate) struct OperatorArgs {
     /// What is logged: error, warn, info, debug, or a filter such as kollect=debug.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log_level: String,
-    /// How it is logged. Default: json, or text on a terminal.
+    /// Format of the log. Default: json, or text on a terminal.
     #[arg(long, value_name = "FORMAT", value_enum)]
     log_format: Option<LogFormat>,
     #[command(flatten)]
@@ -143,7 +143,7 @@ pub(super) enum LogFormat {
     Text,
 }
 
-/// Flags that steer what no longer exists.
+/// Flags of the Go implementation for what does not exist here.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Accepted, without effect")]
 struct RetiredFlags {

@@ -7,15 +7,15 @@ use std::{
 };
 
 use kollect_engine::{
-    deliver::InventoryDestination,
+    deliver::DestinationKey,
     export::{
-        BindingEvent, BindingProgress, CleaningOutcome, HeldRemovals, KeptRows, Outcome, ProgressSnapshot,
+        BindingEvent, BindingProgress, BlockedRemovals, CleaningOutcome, KeptRows, Outcome, ProgressSnapshot,
     },
 };
 use kollect_model::{
     batch::{Delta, Receipt},
     binding::BindingName,
-    crd::inventory::{ExportDestination, SinkExport},
+    crd::inventory::{RecordedDestination, SinkExport},
     row::{RowKey, TargetId},
     sink::ErrorClass,
 };
@@ -49,7 +49,7 @@ pub(crate) struct BindingState {
     /// Rows written.
     pub(crate) written: u64,
     /// Removals that the guard holds, until the next write.
-    pub(crate) held_removals: Option<HeldRemovals>,
+    pub(crate) held_removals: Option<BlockedRemovals>,
     /// Why nothing is sent although nothing failed.
     pub(crate) held_back: Option<String>,
     pub(crate) held_back_since: Option<SystemTime>,
@@ -58,7 +58,7 @@ pub(crate) struct BindingState {
     /// The destinations that its line of the status should name; `None`: no change.
     pub(crate) status_line: Option<Destinations>,
     /// Destinations that hold rows, but where the sink does not lead any more.
-    pub(crate) lost: BTreeSet<ExportDestination>,
+    pub(crate) lost: BTreeSet<RecordedDestination>,
     /// Why a destination that it has left could not be cleaned.
     pub(crate) clean_error: Option<String>,
 }
@@ -99,7 +99,7 @@ pub(crate) struct ChangedBindings {
 pub(crate) struct BindingStates {
     bindings: Arc<Mutex<BTreeMap<BindingName, BindingState>>>,
     /// Destinations that are another known destination under another name, until an event has reported it.
-    adopted: Arc<Mutex<Vec<(BindingName, ExportDestination)>>>,
+    adopted: Arc<Mutex<Vec<(BindingName, RecordedDestination)>>>,
     /// Bindings that have reported something since they were last taken.
     changed_bindings: Arc<Mutex<ChangedBindings>>,
     /// See [`Self::changes`].
@@ -165,7 +165,7 @@ impl BindingStates {
     pub(crate) fn begin(
         &self,
         name: &BindingName,
-        destination: &ExportDestination,
+        destination: &RecordedDestination,
         progress: &BindingProgress,
         wanted: WantedVersion,
     ) {
@@ -198,7 +198,7 @@ impl BindingStates {
         &self,
         name: &BindingName,
         in_status: Destinations,
-        wanted: Option<&ExportDestination>,
+        wanted: Option<&RecordedDestination>,
     ) -> (Destinations, bool) {
         let mut bindings = self.lock();
         let state = bindings.entry(name.clone()).or_default();
@@ -209,31 +209,31 @@ impl BindingStates {
     }
 
     /// Whether the line of a binding names a destination.
-    pub(crate) fn status_names(&self, name: &BindingName, destination: &ExportDestination) -> bool {
+    pub(crate) fn status_names(&self, name: &BindingName, destination: &RecordedDestination) -> bool {
         let names = |line: &Destinations| line.all().any(|named| named.is_at(destination));
         self.read(name, |state| state.status_line.as_ref().is_some_and(names)).unwrap_or(false)
     }
 
     /// Stops cleaning a destination that a binding has left.
-    pub(crate) fn give_up(&self, name: &BindingName, destination: &ExportDestination) {
+    pub(crate) fn give_up(&self, name: &BindingName, destination: &RecordedDestination) {
         self.lock().entry(name.clone()).or_default().destinations.give_up(destination);
         self.record_change(name, true);
         self.change_signal.send_replace(());
     }
 
     /// Stops cleaning a destination that is, by its id, the one that holds the rows, under another name.
-    pub(crate) fn adopt(&self, name: &BindingName, destination: &ExportDestination) {
+    pub(crate) fn adopt(&self, name: &BindingName, destination: &RecordedDestination) {
         self.give_up(name, destination);
         self.adopted.lock().unwrap_or_else(PoisonError::into_inner).push((name.clone(), destination.clone()));
     }
 
     /// The destinations given to [`Self::adopt`], or found while cleaning, since the last call.
-    pub(crate) fn take_adopted(&self) -> Vec<(BindingName, ExportDestination)> {
+    pub(crate) fn take_adopted(&self) -> Vec<(BindingName, RecordedDestination)> {
         std::mem::take(&mut *self.adopted.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Sets the destinations of a binding that hold rows and cannot be reached.
-    pub(crate) fn set_lost(&self, name: &BindingName, lost: BTreeSet<ExportDestination>) {
+    pub(crate) fn set_lost(&self, name: &BindingName, lost: BTreeSet<RecordedDestination>) {
         if let Some(state) = self.lock().get_mut(name) {
             state.lost = lost;
         }
@@ -259,9 +259,10 @@ impl BindingStates {
         }
         for (name, other) in duplicates {
             let state = bindings.entry(name.clone()).or_default();
-            let message = format!("two references of one inventory lead to one place: this one and {other}");
+            let message =
+                format!("two references of one inventory have the same destination: this one and {other}");
             if state.duplicate.as_ref().is_none_or(|known| known.message != message) {
-                warn!(binding = %name, error = message, "cannot write");
+                warn!(binding = %name, error = message, "cannot write to the sink; trying again");
                 let (class, since) = (ErrorClass::Terminal, kollect_engine::clock::now());
                 state.duplicate = Some(BindingFailure { class, message, since, next_attempt: None });
                 state.progress.forget_contents();
@@ -274,7 +275,7 @@ impl BindingStates {
     pub(crate) fn handle_event(
         &self,
         name: &BindingName,
-        destination: &InventoryDestination,
+        destination: &DestinationKey,
         event: &BindingEvent<'_>,
     ) {
         let destination = export_destination(destination);
@@ -326,7 +327,7 @@ impl BindingState {
     fn handle_event(
         &mut self,
         name: &BindingName,
-        destination: &ExportDestination,
+        destination: &RecordedDestination,
         event: &BindingEvent<'_>,
     ) {
         let now = kollect_engine::clock::now();
@@ -340,10 +341,10 @@ impl BindingState {
         }
         match event {
             BindingEvent::Claimed(claim) => {
-                info!(binding = %name, place = %destination, epoch = claim.epoch, taken_from = claim.taken_from, "claimed");
+                info!(binding = %name, destination = %destination, epoch = claim.epoch, taken_from = claim.taken_from, "the inventory is claimed in its destination");
             }
             BindingEvent::ClaimLost(error) => {
-                warn!(binding = %name, reason = ?error.reason, error = crate::error_chain::chain_text(*error), "claims again");
+                warn!(binding = %name, reason = ?error.reason, error = crate::error_chain::chain_text(*error), "the claim was lost; claiming the inventory again");
             }
             BindingEvent::Passed | BindingEvent::Waits | BindingEvent::Late => {}
             BindingEvent::Compared(outcome) => self.compared(outcome, name),
@@ -353,7 +354,7 @@ impl BindingState {
                 let message = crate::error_chain::chain_text(*error);
                 // One line per change of state, not one per attempt.
                 if self.failure.as_ref().is_none_or(|failure| failure.message != message) {
-                    warn!(binding = %name, reason = ?error.reason, error = message, "cannot write");
+                    warn!(binding = %name, reason = ?error.reason, error = message, "cannot write to the sink; trying again");
                 }
                 let next_attempt = pause.map(|pause| now + pause);
                 self.failure = Some(BindingFailure { class: error.class(), message, since, next_attempt });
@@ -380,12 +381,12 @@ impl BindingState {
                 self.held_removals = Some((*held).clone());
             }
             BindingEvent::Cleaned { cleaned, moved } => {
-                info!(binding = %name, place = %destination, moved, outcome = cleaning_text(cleaned), "cleaned");
+                info!(binding = %name, destination = %destination, moved, outcome = cleaning_text(cleaned), "an old destination is cleaned");
                 self.clean_error = None;
             }
             BindingEvent::NotCleaned { error, moved, .. } => {
                 let message = crate::error_chain::chain_text(*error);
-                warn!(binding = %name, moved, error = message, "cannot clean");
+                warn!(binding = %name, moved, error = message, "cannot clean an old destination; trying again");
                 self.clean_error = Some(message);
             }
         }
@@ -497,7 +498,7 @@ impl BindingState {
 
     fn succeeded(&mut self, delta: &Delta, receipt: &Receipt, name: &BindingName) {
         if self.failure.take().is_some() {
-            info!(binding = %name, "writes again");
+            info!(binding = %name, "the sink works again");
         }
         self.held_removals = None;
         (self.held_back, self.held_back_since) = (None, None);

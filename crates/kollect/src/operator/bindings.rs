@@ -21,7 +21,7 @@ use kollect_engine::{
 use kollect_model::{
     binding::{BindingName, SinkName},
     claim::{Claimant, TakeOver, WriterProgram},
-    crd::inventory::{ExportDestination, InventoryStatus, SinkExport},
+    crd::inventory::{InventoryStatus, RecordedDestination, SinkExport},
     sink::{Sink, SinkError},
 };
 use kollect_sinks::{Plan, SinkPolicy, Sinks};
@@ -62,7 +62,7 @@ pub(crate) struct Bindings {
     /// The last usable definition of each binding.
     usable: BTreeMap<BindingName, UsableBinding>,
     /// How each destination is opened; kept for as long as a status names the destination.
-    openers: BTreeMap<(BindingName, ExportDestination), (Plan, Arc<dyn OpenSink>)>,
+    openers: BTreeMap<(BindingName, RecordedDestination), (Plan, Arc<dyn OpenSink>)>,
     /// State that the bindings of a sink share; kept for as long as an inventory names the sink.
     shared: BTreeMap<SinkKey, SinkShared>,
     /// State that the bindings of an inventory share.
@@ -72,7 +72,7 @@ pub(crate) struct Bindings {
 }
 
 struct UsableBinding {
-    destination: ExportDestination,
+    destination: RecordedDestination,
     binding: Arc<Binding>,
 }
 
@@ -378,7 +378,7 @@ impl Bindings {
         &mut self,
         name: &InventoryName,
         sink: &BoundSink,
-        destination: &ExportDestination,
+        destination: &RecordedDestination,
         opener: Arc<dyn OpenSink>,
         take_over: TakeOver,
     ) -> Binding {
@@ -406,7 +406,7 @@ impl Bindings {
         &mut self,
         name: &InventoryName,
         sink: &BoundSink,
-        destination: &ExportDestination,
+        destination: &RecordedDestination,
         plan: &Plan,
     ) -> Arc<dyn OpenSink> {
         let key = (binding_name(name, &sink.name), destination.without_id());
@@ -429,7 +429,7 @@ impl Bindings {
         &mut self,
         name: &InventoryName,
         sink: &BoundSink,
-        destination: &ExportDestination,
+        destination: &RecordedDestination,
     ) -> Option<Arc<dyn OpenSink>> {
         if let Ok(Some(plan)) = &*sink.plan {
             let policy = self.operator_policy.sink_policy(&sink.key.0);
@@ -515,7 +515,7 @@ impl Bindings {
         inventory: &InventoryBindings<'_>,
         line: &SinkLine<'_>,
         lines: &[SinkLine<'_>],
-        destination: &ExportDestination,
+        destination: &RecordedDestination,
     ) -> CleaningDecision {
         let Some(sink) = &line.sink else { return CleaningDecision::Impossible };
         let name = inventory.name;
@@ -601,14 +601,14 @@ impl SinkLine<'_> {
     }
 
     /// Whether the rows are written to a destination, and the status names it.
-    fn writes(&self, destination: &ExportDestination) -> bool {
+    fn writes(&self, destination: &RecordedDestination) -> bool {
         let in_status = self.destinations();
         in_status.names(destination)
             && self.wanted(&in_status).is_some_and(|wanted| wanted.is_at(destination))
     }
 
     /// Where the rows should be. While the destination of the sink is unknown, they stay where they are.
-    fn wanted(&self, in_status: &Destinations) -> Option<ExportDestination> {
+    fn wanted(&self, in_status: &Destinations) -> Option<RecordedDestination> {
         let sink = self.sink.as_ref().filter(|_| self.is_named)?;
         sink.destination.clone().or_else(|| in_status.claiming.clone()).or_else(|| in_status.held.clone())
     }
@@ -617,9 +617,9 @@ impl SinkLine<'_> {
 /// Whether the destination of another binding may be `destination` under another name. `held` is that destination with
 /// its id: different ids mean different destinations.
 fn may_be_same_destination(
-    other: &ExportDestination,
-    held: Option<&ExportDestination>,
-    destination: &ExportDestination,
+    other: &RecordedDestination,
+    held: Option<&RecordedDestination>,
+    destination: &RecordedDestination,
 ) -> bool {
     let id = held.filter(|held| held.is_at(other)).and_then(|held| held.id.as_ref());
     other.cluster == destination.cluster

@@ -91,6 +91,13 @@ impl<'a> Conditions<'a> {
         }
     }
 
+    /// Begins a message that goes on with that of a condition which was set before.
+    pub(crate) fn because(&self, begin: &str, type_: &str) -> String {
+        let message =
+            self.set.iter().find(|condition| condition.type_ == type_).map(|condition| &condition.message);
+        message.map_or_else(|| begin.to_owned(), |message| format!("{begin}: {message}"))
+    }
+
     /// The conditions, sorted by type.
     pub(crate) fn done(mut self) -> Vec<Condition> {
         self.set.sort_by(|a, b| a.type_.cmp(&b.type_));

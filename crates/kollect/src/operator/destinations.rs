@@ -14,12 +14,12 @@
 use std::collections::BTreeSet;
 
 use kollect_engine::{
-    deliver::InventoryDestination,
+    deliver::DestinationKey,
     export::{BindingEvent, CleaningOutcome},
 };
 use kollect_model::{
     claim::Claim,
-    crd::inventory::{ExportDestination, SinkExport},
+    crd::inventory::{RecordedDestination, SinkExport},
     sink::SinkReason,
 };
 
@@ -30,18 +30,18 @@ const MAX_LEFT: usize = 20;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Destinations {
     /// Where the rows are: the claim was granted.
-    pub(crate) held: Option<ExportDestination>,
+    pub(crate) held: Option<RecordedDestination>,
     /// Where a claim is requested.
-    pub(crate) claiming: Option<ExportDestination>,
+    pub(crate) claiming: Option<RecordedDestination>,
     /// Destinations that must be cleaned.
-    pub(crate) left: Vec<ExportDestination>,
+    pub(crate) left: Vec<RecordedDestination>,
 }
 
 /// What this process knows about the destinations of a binding.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct KnownDestinations {
     /// The destination that it writes or will write.
-    current: Option<ExportDestination>,
+    current: Option<RecordedDestination>,
     /// The claim that was granted there.
     claim: Option<Claim>,
     /// It has held all rows since the binding last changed.
@@ -50,23 +50,23 @@ pub(crate) struct KnownDestinations {
     no_cleaning: BTreeSet<(String, String)>,
 }
 
-fn key(destination: &ExportDestination) -> (String, String) {
+fn key(destination: &RecordedDestination) -> (String, String) {
     (destination.destination.to_string(), destination.cluster.clone())
 }
 
 /// A destination as a status names it.
-pub(crate) fn export_destination(destination: &InventoryDestination) -> ExportDestination {
-    ExportDestination::new(destination.destination.clone(), destination.inventory.cluster.clone())
+pub(crate) fn export_destination(destination: &DestinationKey) -> RecordedDestination {
+    RecordedDestination::new(destination.destination.clone(), destination.inventory.cluster.clone())
 }
 
 impl KnownDestinations {
     /// The initial state of a process, from the status: where the rows are.
     pub(crate) fn from_status(export: &SinkExport) -> Self {
-        Self { current: export.place.as_ref().map(ExportDestination::without_id), ..Self::default() }
+        Self { current: export.place.as_ref().map(RecordedDestination::without_id), ..Self::default() }
     }
 
     /// Starts a new version of the binding in a destination, which is not yet known to hold all rows.
-    pub(crate) fn begin(&mut self, destination: &ExportDestination) {
+    pub(crate) fn begin(&mut self, destination: &RecordedDestination) {
         if !self.is_current(destination) {
             (self.current, self.claim) = (Some(destination.clone()), None);
         }
@@ -75,12 +75,12 @@ impl KnownDestinations {
     }
 
     /// Whether the binding writes, or will write, to a destination.
-    pub(crate) fn is_current(&self, destination: &ExportDestination) -> bool {
+    pub(crate) fn is_current(&self, destination: &RecordedDestination) -> bool {
         self.current.as_ref().is_some_and(|current| current.is_at(destination))
     }
 
     /// Updates the state with a report of a binding about a destination.
-    pub(crate) fn handle_event(&mut self, destination: &ExportDestination, event: &BindingEvent<'_>) {
+    pub(crate) fn handle_event(&mut self, destination: &RecordedDestination, event: &BindingEvent<'_>) {
         match event {
             BindingEvent::Cleaned { .. } => {
                 if self.is_current(destination) {
@@ -110,24 +110,24 @@ impl KnownDestinations {
         self.claim.as_ref()
     }
 
-    fn granted(&self) -> Option<ExportDestination> {
+    fn granted(&self) -> Option<RecordedDestination> {
         let (current, claim) = (self.current.as_ref()?, self.claim.as_ref()?);
-        Some(ExportDestination { id: claim.destination_id.clone(), ..current.clone() })
+        Some(RecordedDestination { id: claim.destination_id.clone(), ..current.clone() })
     }
 
     /// Whether a destination needs no cleaning any more.
-    pub(crate) fn needs_no_cleaning(&self, destination: &ExportDestination) -> bool {
+    pub(crate) fn needs_no_cleaning(&self, destination: &RecordedDestination) -> bool {
         self.no_cleaning.contains(&key(destination))
     }
 
     /// Stops cleaning a destination.
-    pub(crate) fn give_up(&mut self, destination: &ExportDestination) {
+    pub(crate) fn give_up(&mut self, destination: &RecordedDestination) {
         self.no_cleaning.insert(key(destination));
     }
 
     /// Whether destinations that the binding has left may be cleaned: the one that it is wanted in holds all rows, or
     /// it is wanted nowhere.
-    pub(crate) fn may_clean(&self, wanted: Option<&ExportDestination>) -> bool {
+    pub(crate) fn may_clean(&self, wanted: Option<&RecordedDestination>) -> bool {
         wanted.is_none_or(|wanted| self.filled && self.is_current(wanted))
     }
 
@@ -141,8 +141,8 @@ impl KnownDestinations {
 impl Destinations {
     /// Reads a line of a status. Older versions stored no destinations: their rows are assumed to be where the sink
     /// leads now, at `leads_to`.
-    pub(crate) fn of(export: &SinkExport, leads_to: Option<&ExportDestination>) -> Self {
-        let unknown = || ExportDestination::new("an unknown place".into(), "");
+    pub(crate) fn of(export: &SinkExport, leads_to: Option<&RecordedDestination>) -> Self {
+        let unknown = || RecordedDestination::new("an unknown place".into(), "");
         let of_older_version =
             || export.last_export_time.as_ref().map(|_| leads_to.cloned().unwrap_or_else(unknown));
         let names_any = export.claiming.is_some() || !export.left.is_empty();
@@ -151,17 +151,17 @@ impl Destinations {
     }
 
     /// All of them.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &ExportDestination> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &RecordedDestination> {
         self.held.iter().chain(&self.claiming).chain(&self.left)
     }
 
     /// Whether the line names a destination as held or claiming. Only then may it be claimed: a later process finds it.
-    pub(crate) fn names(&self, destination: &ExportDestination) -> bool {
+    pub(crate) fn names(&self, destination: &RecordedDestination) -> bool {
         self.held.iter().chain(&self.claiming).any(|named| named.is_at(destination))
     }
 
     /// The next content of the line; `wanted` is where the binding should write, `None` if it should write nowhere.
-    pub(crate) fn next(mut self, wanted: Option<&ExportDestination>, known: &KnownDestinations) -> Self {
+    pub(crate) fn next(mut self, wanted: Option<&RecordedDestination>, known: &KnownDestinations) -> Self {
         if let Some(granted) = known.granted() {
             if let Some(before) = self.held.replace(granted.clone()).filter(|before| !before.is_at(&granted))
             {
@@ -170,16 +170,16 @@ impl Destinations {
             self.claiming = self.claiming.filter(|claiming| !claiming.is_at(&granted));
         }
         let is_wanted =
-            |destination: &ExportDestination| wanted.is_some_and(|wanted| wanted.is_at(destination));
+            |destination: &RecordedDestination| wanted.is_some_and(|wanted| wanted.is_at(destination));
         let unwanted = self.claiming.take_if(|claiming| !is_wanted(claiming));
-        self.left.extend(unwanted.map(|destination| ExportDestination { asked_only: true, ..destination }));
+        self.left.extend(unwanted.map(|destination| RecordedDestination { asked_only: true, ..destination }));
         match wanted {
             None => self.left.extend(self.held.take()),
             Some(wanted) if !self.names(wanted) => self.claiming = Some(wanted.clone()),
             Some(_) => {}
         }
         let mut checked = Vec::new();
-        let needs_cleaning = |destination: &ExportDestination| !known.needs_no_cleaning(destination);
+        let needs_cleaning = |destination: &RecordedDestination| !known.needs_no_cleaning(destination);
         self.left.reverse();
         self.left.retain(|destination| {
             let is_new = !checked.contains(&key(destination));
@@ -194,8 +194,8 @@ impl Destinations {
     }
 
     /// Whether a destination that cannot be reached is, by its id, the one that holds the rows, or a copy of it.
-    pub(crate) fn is_held_under_another_name(&self, destination: &ExportDestination) -> bool {
-        let id = |destination: &ExportDestination| destination.id.clone();
+    pub(crate) fn is_held_under_another_name(&self, destination: &RecordedDestination) -> bool {
+        let id = |destination: &RecordedDestination| destination.id.clone();
         destination.id.is_some() && self.held.as_ref().and_then(id) == destination.id
     }
 }
@@ -205,7 +205,7 @@ pub(crate) fn cleaning_text(cleaned: &CleaningOutcome) -> String {
     match cleaned {
         CleaningOutcome::Removed => "nothing is left".into(),
         CleaningOutcome::SameAs(sink) => format!("it is the destination of {sink} under another name"),
-        CleaningOutcome::NotOurs => "nothing there is ours".into(),
+        CleaningOutcome::NotOurs => "this cluster owns nothing there".into(),
     }
 }
 

@@ -97,10 +97,16 @@ impl MetadataChange<'_> {
         let ObjectMeta { namespace, name, .. } = metadata;
         if !left_behind.is_empty() {
             let message = format!(
-                "rows were left behind, because sinks could not be cleaned: {}; remove them by hand",
+                "sinks could not be cleaned, and may hold rows of this inventory: {}; remove the rows by hand",
                 left_behind.join(", ")
             );
-            warn!(kind, namespace, name, detail = message, "left behind");
+            warn!(
+                kind,
+                namespace,
+                name,
+                detail = message,
+                "rows are left in destinations that cannot be cleaned"
+            );
             record_event(client, kind, metadata, "Warning", Reason::CleanupTerminal, &message).await;
         }
         if !adopted.is_empty() {

@@ -64,7 +64,7 @@ impl LeaseTimings {
             );
         }
         if i32::try_from(lease.as_secs()).is_err() {
-            bail!("--leader-elect-lease-duration ({lease:?}) is longer than a Lease can say");
+            bail!("--leader-elect-lease-duration ({lease:?}) is longer than a Lease can store");
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ use tokio::{
 
 use crate::{
     reason::Reason,
-    resolve::{Fault, PlanRequest, PlanSinks, SinkKey, SinkPlan},
+    resolve::{ObjectFault, PlanRequest, PlanSinks, SinkKey, SinkPlan},
 };
 
 /// Plans that are made at the same time. Each takes a second of a core and 64 MiB at most.
@@ -172,9 +172,9 @@ impl Plans {
     }
 }
 
-fn panicked() -> Fault {
+fn panicked() -> ObjectFault {
     let problem = "reading it, or a Secret that it names, panicked; this is a bug: see the log";
-    Fault::new(Reason::InvalidSpec, SpecError::absent("spec", problem))
+    ObjectFault::new(Reason::InvalidSpec, SpecError::absent("spec", problem))
 }
 
 #[cfg(test)]

@@ -5,10 +5,10 @@
 
 mod connection;
 mod links;
+mod objects_to_check;
 mod preview;
 mod statuses;
 mod turn_changes;
-mod turn_checks;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,8 +38,8 @@ use tracing::{info, warn};
 
 use connection::{test_connection, tested_sink};
 pub(crate) use links::ObjectLinks;
+use objects_to_check::ObjectsToCheck;
 use turn_changes::{ChangeSignals, TurnChanges};
-use turn_checks::TurnChecks;
 
 use super::{
     binding_states::{BindingState, BindingStates},
@@ -322,7 +322,7 @@ impl Operator {
 
     /// Lists everything again: another process may have led before this term and written newer data.
     async fn list_again(&mut self) {
-        info!("looking at everything again before the first write as the leader");
+        info!("listing everything again before the first write as the leader");
         self.objects.list_again().await;
         self.secrets.clear().await;
         self.collector.begin_again().await;
@@ -368,7 +368,7 @@ impl Operator {
         }
         let is_new = !self.has_checked_all(&resolution);
         let mut checks =
-            self.turn_checks(&cache, changed_statuses, &resolution, is_new || changes.namespaces);
+            self.objects_to_check(&cache, changed_statuses, &resolution, is_new || changes.namespaces);
         if checks.everything || checks.destinations || self.deliver_at.is_some_and(|at| at <= Instant::now())
         {
             self.deliver(&cache, &resolution.object_set, &resolution.resolved).await;
@@ -398,7 +398,7 @@ impl Operator {
     }
 
     /// Reads the Secrets of sinks that have failed since the last turn: they may have changed.
-    fn read_failed_secrets(&self, object_set: &ObjectSet, checks: &TurnChecks) {
+    fn read_failed_secrets(&self, object_set: &ObjectSet, checks: &ObjectsToCheck) {
         for sink in &checks.failed_sinks {
             for secret in object_set.secrets_named_by(sink, &self.policy) {
                 self.secrets.read_more_often(&secret);

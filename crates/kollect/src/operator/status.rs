@@ -49,7 +49,7 @@ use crate::{
 use blind::{CoverageLine, FORBIDDEN, cut, sentence};
 
 /// The input of the status functions, besides the objects.
-pub(crate) struct StatusView<'a> {
+pub(crate) struct StatusInputs<'a> {
     pub(crate) cache: &'a ObjectCache,
     pub(crate) resolved: &'a Resolved,
     pub(crate) links: &'a ObjectLinks,
@@ -98,7 +98,7 @@ fn counted(number: usize, one: &str, many: &str) -> String {
     if number == 1 { format!("1 {one}") } else { format!("{number} {many}") }
 }
 
-impl StatusView<'_> {
+impl StatusInputs<'_> {
     /// Schedules another check of the current object, if that time has not passed.
     fn check_again_at(&self, at: Instant) {
         if at <= Instant::now() {
@@ -254,29 +254,26 @@ impl StatusView<'_> {
         if pending {
             conditions.progressing(Reason::Listing, "the first list is running");
         } else if waiting.is_some() && blind.is_none() {
-            conditions.degraded(
-                Reason::InformerRegistrationFailed,
-                "rows of another kind stay: see Blind",
-                false,
-            );
+            let message = conditions.because("rows of another kind stay", "Blind");
+            conditions.degraded(Reason::InformerRegistrationFailed, message, false);
         } else if beyond {
-            conditions.degraded(
-                Reason::BeyondReach,
-                "everything is beyond its reach: see ScopeClipped",
-                true,
-            );
+            let message = conditions.because("everything is beyond its reach", "ScopeClipped");
+            conditions.degraded(Reason::BeyondReach, message, true);
         } else if undecided
             && blind.is_none()
             && self.namespaces.as_ref().is_some_and(|namespaces| !namespaces.complete)
         {
             conditions.set("Blind", true, Reason::ScopeForbidden, UNDECIDED);
-            conditions.degraded(Reason::ScopeForbidden, "nothing can be seen: see Blind", false);
+            let message = conditions.because("nothing can be seen", "Blind");
+            conditions.degraded(Reason::ScopeForbidden, message, false);
         } else if blind.is_some() && nothing_seen(coverage) {
             let forbidden = coverage.iter().all(is_forbidden);
             let reason = if forbidden { Reason::ScopeForbidden } else { Reason::InformerRegistrationFailed };
-            conditions.degraded(reason, "nothing can be seen: see Blind", false);
+            let message = conditions.because("nothing can be seen", "Blind");
+            conditions.degraded(reason, message, false);
         } else if let Some(unmatched) = unmatched.as_ref().filter(|unmatched| unmatched.is_all) {
-            conditions.degraded(unmatched.reason, "nothing can be selected: see Unmatched", false);
+            let message = conditions.because("nothing can be selected", "Unmatched");
+            conditions.degraded(unmatched.reason, message, false);
         } else if failures > 0 {
             let noun = if failures == 1 { "object cannot" } else { "objects cannot" };
             let why = failure.unwrap_or_default();
@@ -289,7 +286,7 @@ impl StatusView<'_> {
                     let seen = "everything that is selected has been seen";
                     conditions.set("Synced", true, Reason::Collecting, seen);
                 }
-                Some(_) => conditions.set("Synced", false, unseen, "see Blind"),
+                Some(_) => conditions.set("Synced", false, unseen, "see condition Blind"),
             }
         }
     }

@@ -171,7 +171,7 @@ impl StatusWriter {
             if let WriteResult::Failed { class, error } = &written {
                 self.failures += 1;
                 self.meter.count_failure(key.0, *class);
-                if self.failed.entry(key.clone()).or_default().is_new(error) {
+                if self.failed.entry(key.clone()).or_default().replace(error) {
                     let (kind, (namespace, name)) = &key;
                     warn!(kind, namespace, name, error, "cannot write a status; trying again");
                 }

@@ -94,7 +94,7 @@ impl WebhookFlags {
         tasks: &Tasks,
     ) -> anyhow::Result<Option<HttpServer>> {
         if !self.is_served(tenant_mode) {
-            info!("no admission webhooks: statuses tell what is wrong with objects");
+            info!("no admission webhooks: statuses show what is wrong with objects");
             return Ok(None);
         }
         let endpoint = ListenEndpoint {
@@ -151,7 +151,7 @@ impl Admission {
         schema::kinds().values().fold(Router::new().fallback(unknown), |router, kind| {
             let admission = self.clone();
             let answer = move |version: Version, body: Bytes| async move {
-                debug!(kind = kind.name, ?version, "asked");
+                debug!(kind = kind.name, ?version, "review received");
                 admission.answer(kind, &body).await
             };
             router.route(&path(&kind.name), post(answer))

@@ -69,7 +69,7 @@ impl Ceilings<'_> {
         let (scope_name, ceiling) =
             self.scopes.iter().max_by_key(|(_, ceiling)| floor(ceiling.min_export_interval))?;
         let least = ceiling.min_export_interval.filter(|least| interval.0 < least.0)?;
-        let problem = format!("{scope_name} asks for at least {least}");
+        let problem = format!("{scope_name} requires at least {least}");
         Some(SpecError::new(field, &interval.to_string().into(), problem))
     }
 }

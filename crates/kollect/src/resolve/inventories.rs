@@ -16,7 +16,7 @@ use kollect_model::{
     batch::{CLUSTER_NAMESPACE, PART_BYTES},
     binding::SinkName,
     crd::{
-        inventory::{Dedupe, ExportDestination, MAX_SINK_REFS, RemovalGuard, SinkRef, SinkRefs},
+        inventory::{Dedupe, MAX_SINK_REFS, RecordedDestination, RemovalGuard, SinkRef, SinkRefs},
         shapes::LabelSelector,
     },
     row::TargetId,
@@ -27,8 +27,8 @@ use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
-    Ceilings, Family, Fault, InventoryName, ObjectName, ObjectSet, OperatorPolicy, ResolvedTarget, SinkPlan,
-    dangling, sinks::SinkPlans,
+    Ceilings, Family, InventoryName, ObjectFault, ObjectName, ObjectSet, OperatorPolicy, ResolvedTarget,
+    SinkPlan, dangling, sinks::SinkPlans,
 };
 use crate::reason::Reason;
 
@@ -44,9 +44,9 @@ pub(crate) struct ResolvedInventory {
     /// Limits how many rows a change of specs may remove.
     pub(crate) removal_guard: Option<RemovalGuard>,
     /// Faults of the inventory itself: nothing is written.
-    pub(crate) faults: Vec<Fault>,
+    pub(crate) faults: Vec<ObjectFault>,
     /// Faults of targets that it names but that do not exist; rows of the others are written.
-    pub(crate) missing: Vec<Fault>,
+    pub(crate) missing: Vec<ObjectFault>,
     /// Notes for the user that are not faults.
     pub(crate) notes: Vec<String>,
     /// Why users other than those who may edit the inventory decide where its rows go.
@@ -102,7 +102,7 @@ pub(crate) struct BoundSink {
     /// How to open it, or why it cannot be used.
     pub(crate) plan: Arc<SinkPlan>,
     /// Its destination; `None` while there is no plan.
-    pub(crate) destination: Option<ExportDestination>,
+    pub(crate) destination: Option<RecordedDestination>,
 }
 
 /// How long a document waits for further changes, so that a roll-out becomes one document.
@@ -158,7 +158,7 @@ impl ObjectSet {
             if namespace == CLUSTER_NAMESPACE {
                 let problem = "sinks keep cluster inventories under this name; use another namespace";
                 let error = SpecError::new("metadata.namespace", &namespace.as_str().into(), problem);
-                inventory.faults.push(Fault::new(Reason::InvalidSpec, error));
+                inventory.faults.push(ObjectFault::new(Reason::InvalidSpec, error));
             }
             resolved.insert(name, inventory);
         }
@@ -223,7 +223,9 @@ impl ObjectSet {
         ];
         for ((family, field), list) in families.into_iter().zip(inventory_spec.lists) {
             let (refs, wrong) = list.decode(field, inventory_spec.name.namespace.is_some());
-            resolved.faults.extend(wrong.into_iter().map(|error| Fault::new(Reason::InvalidSpec, error)));
+            resolved
+                .faults
+                .extend(wrong.into_iter().map(|error| ObjectFault::new(Reason::InvalidSpec, error)));
             for (index, sink_ref) in refs {
                 let namespace = sink_ref.namespace.as_deref().unwrap_or(inventory_spec.sink_namespace);
                 let key = (namespace.to_owned(), sink_ref.name.clone());
@@ -232,7 +234,7 @@ impl ObjectSet {
                 let plan = match denied {
                     Some((reason, problem)) => {
                         let error = SpecError::new(&field, &sink_ref.name.as_str().into(), problem);
-                        Arc::new(Err(vec![Fault::new(reason, error)]))
+                        Arc::new(Err(vec![ObjectFault::new(reason, error)]))
                     }
                     None => self.plan(sinks, family, &key, &field),
                 };
@@ -250,7 +252,7 @@ impl ObjectSet {
         if total > MAX_SINK_REFS {
             let problem = format!("has more than {MAX_SINK_REFS} sink references");
             let error = SpecError::new("spec", &total.into(), problem);
-            resolved.faults.push(Fault::new(Reason::InvalidSpec, error));
+            resolved.faults.push(ObjectFault::new(Reason::InvalidSpec, error));
         }
     }
 
@@ -333,7 +335,7 @@ impl ObjectSet {
     fn plan(&self, sinks: &SinkPlans, family: Family, key: &ObjectName, field: &str) -> Arc<SinkPlan> {
         sinks.get(&(family, key.clone())).cloned().unwrap_or_else(|| {
             let missing = self.missing_sink(family, key, field);
-            let fault = missing.map(|error| Fault::new(Reason::SinkNotFound, error));
+            let fault = missing.map(|error| ObjectFault::new(Reason::SinkNotFound, error));
             Arc::new(Err(fault.into_iter().collect()))
         })
     }
@@ -373,9 +375,9 @@ fn shown_destination_of(
     namespace: &str,
     cluster: &str,
     operator_policy: &OperatorPolicy,
-) -> Option<ExportDestination> {
+) -> Option<RecordedDestination> {
     let destination = plan.as_ref().ok()?.as_ref()?.destination(&operator_policy.sink_policy(namespace));
-    Some(ExportDestination::new(operator_policy.shown(&destination), cluster))
+    Some(RecordedDestination::new(operator_policy.shown(&destination), cluster))
 }
 
 impl InventorySpec<'_> {
@@ -395,7 +397,7 @@ impl InventorySpec<'_> {
             if !targets.contains_key(&target_id(name)) && !is_refused {
                 let field = format!("spec.targetRefs[{index}]");
                 let error = dangling(&field, name, &format!("{kind} {name}"), "");
-                resolved.missing.push(Fault::new(Reason::TargetNotFound, error));
+                resolved.missing.push(ObjectFault::new(Reason::TargetNotFound, error));
             }
         }
         let wanted = |(id, target): &(&TargetId, &ResolvedTarget)| {

@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 
 use kollect_model::{
-    crd::inventory::{ExportDestination, InventoryStatus, SinkExport},
+    crd::inventory::{InventoryStatus, RecordedDestination, SinkExport},
     destination::Destination,
 };
 use kollect_sinks::{Plan, SinkPolicy};
@@ -25,8 +25,9 @@ impl OperatorPolicy {
 
     /// The status with servers as they are shown. Statuses of older versions name every server.
     pub(crate) fn shown_status<'a>(&self, status: &'a InventoryStatus) -> Cow<'a, InventoryStatus> {
-        let is_shown =
-            |destination: &ExportDestination| self.shown(&destination.destination) == destination.destination;
+        let is_shown = |destination: &RecordedDestination| {
+            self.shown(&destination.destination) == destination.destination
+        };
         let destinations =
             |export: &'a SinkExport| export.place.iter().chain(&export.claiming).chain(&export.left);
         if status.sink_exports.iter().flat_map(destinations).all(is_shown) {
@@ -56,8 +57,8 @@ impl OperatorPolicy {
 mod tests {
     use super::*;
 
-    fn export_destination(text: &str) -> ExportDestination {
-        ExportDestination::new(text.into(), "one")
+    fn export_destination(text: &str) -> RecordedDestination {
+        RecordedDestination::new(text.into(), "one")
     }
 
     fn operator() -> OperatorPolicy {

@@ -1,4 +1,4 @@
-//! Sinks: how to open each of them, which Secrets that takes, and what makes their plans.
+//! Sinks: how to open each of them, which Secrets are needed, and what makes their plans.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,12 +8,12 @@ use std::{
 use kollect_model::{SpecError, crd::shapes::SecretReference, sink::SinkSpec};
 use kollect_sinks::{Plan, Secrets, SinkPolicy};
 
-use super::{Family, Fault, ObjectName, ObjectSet, OperatorPolicy, Secret, SecretContents, dangling};
+use super::{Family, ObjectFault, ObjectName, ObjectSet, OperatorPolicy, Secret, SecretContents, dangling};
 use crate::reason::Reason;
 
 /// How to open a sink, or why it cannot be used; `Ok(None)` while its Secrets are being looked up, or its plan is
 /// being made.
-pub(crate) type SinkPlan = Result<Option<Plan>, Vec<Fault>>;
+pub(crate) type SinkPlan = Result<Option<Plan>, Vec<ObjectFault>>;
 
 /// Family, namespace and name of a sink.
 pub(crate) type SinkKey = (Family, ObjectName);
@@ -26,7 +26,7 @@ pub(crate) struct PlanRequest {
     pub(crate) name: String,
     spec: Arc<SinkSpec>,
     /// What its Secrets hold, by the field that names them; `None` while they are being looked up.
-    secrets: Result<Option<BTreeMap<String, Arc<SecretContents>>>, Vec<Fault>>,
+    secrets: Result<Option<BTreeMap<String, Arc<SecretContents>>>, Vec<ObjectFault>>,
     policy: SinkPolicy,
 }
 
@@ -49,7 +49,7 @@ impl PlanRequest {
         for (field, contents) in contents {
             secrets.insert(field, (*contents).clone());
         }
-        let unfit = |error| Fault::new(Reason::SecretResolveFailed, error);
+        let unfit = |error| ObjectFault::new(Reason::SecretResolveFailed, error);
         let plan = plan
             .with_secrets(&secrets)
             .map_err(|errors| errors.into_iter().map(unfit).collect::<Vec<_>>())?;
@@ -113,7 +113,7 @@ impl ObjectSet {
         let references = self.sinks.get(sink).map(|spec| spec.secret_refs()).unwrap_or_default();
         let allowed = references.into_iter().filter_map(|(field, SecretReference { name, namespace })| {
             let namespace = namespace.as_deref().unwrap_or(sink_namespace);
-            let is_allowed = foreign_secret(field, sink_namespace, namespace, operator_policy).is_none();
+            let is_allowed = secret_refusal(field, sink_namespace, namespace, operator_policy).is_none();
             is_allowed.then(|| (namespace.to_owned(), name.clone()))
         });
         allowed.collect()
@@ -125,12 +125,12 @@ impl ObjectSet {
         spec: &SinkSpec,
         sink_namespace: &str,
         operator_policy: &OperatorPolicy,
-    ) -> Result<Option<BTreeMap<String, Arc<SecretContents>>>, Vec<Fault>> {
+    ) -> Result<Option<BTreeMap<String, Arc<SecretContents>>>, Vec<ObjectFault>> {
         let (mut secrets, mut faults, mut awaited) = (BTreeMap::new(), Vec::new(), false);
         for (field, SecretReference { name, namespace }) in spec.secret_refs() {
             let namespace = namespace.as_deref().unwrap_or(sink_namespace);
-            if let Some(error) = foreign_secret(field, sink_namespace, namespace, operator_policy) {
-                faults.push(Fault::new(Reason::SecretResolveFailed, error));
+            if let Some(error) = secret_refusal(field, sink_namespace, namespace, operator_policy) {
+                faults.push(ObjectFault::new(Reason::SecretResolveFailed, error));
                 continue;
             }
             let key = (namespace.to_owned(), name.clone());
@@ -141,13 +141,13 @@ impl ObjectSet {
                 }
                 Some(Secret::Unreadable(why)) => {
                     let error = SpecError::new(field, &name.as_str().into(), why.clone());
-                    faults.push(Fault::new(Reason::SecretResolveFailed, error));
+                    faults.push(ObjectFault::new(Reason::SecretResolveFailed, error));
                 }
                 // The Secret exists but is invalid, which was already reported.
                 None if self.is_refused("Secret", &key) => {}
                 None => {
                     let error = dangling(field, name, &format!("Secret {name}"), namespace);
-                    faults.push(Fault::new(Reason::SecretResolveFailed, error));
+                    faults.push(ObjectFault::new(Reason::SecretResolveFailed, error));
                 }
             }
         }
@@ -155,11 +155,11 @@ impl ObjectSet {
     }
 }
 
-fn invalid(errors: Vec<SpecError>) -> Vec<Fault> {
-    errors.into_iter().map(|error| Fault::new(Reason::InvalidSpec, error)).collect()
+fn invalid(errors: Vec<SpecError>) -> Vec<ObjectFault> {
+    errors.into_iter().map(|error| ObjectFault::new(Reason::InvalidSpec, error)).collect()
 }
 
-fn plan_without_secrets(spec: &SinkSpec, policy: &SinkPolicy) -> Result<Plan, Vec<Fault>> {
+fn plan_without_secrets(spec: &SinkSpec, policy: &SinkPolicy) -> Result<Plan, Vec<ObjectFault>> {
     let plan = kollect_sinks::plan(spec).map_err(invalid)?;
     plan.check(policy).map_err(invalid)?;
     Ok(plan)
@@ -170,23 +170,23 @@ pub(crate) fn check_sink(
     spec: &SinkSpec,
     sink_namespace: &str,
     operator_policy: &OperatorPolicy,
-) -> Vec<Fault> {
+) -> Vec<ObjectFault> {
     let mut faults =
         plan_without_secrets(spec, &operator_policy.sink_policy(sink_namespace)).err().unwrap_or_default();
     let foreign = spec.secret_refs().into_iter().filter_map(|(field, reference)| {
-        foreign_secret(
+        secret_refusal(
             field,
             sink_namespace,
             reference.namespace.as_deref().unwrap_or(sink_namespace),
             operator_policy,
         )
     });
-    faults.extend(foreign.map(|error| Fault::new(Reason::InvalidSpec, error)));
+    faults.extend(foreign.map(|error| ObjectFault::new(Reason::InvalidSpec, error)));
     faults
 }
 
 /// Why a sink of `sink_namespace` may not read Secrets of `namespace`.
-fn foreign_secret(
+fn secret_refusal(
     field: &str,
     sink_namespace: &str,
     namespace: &str,

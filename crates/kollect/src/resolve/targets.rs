@@ -17,7 +17,7 @@ use kube::ResourceExt;
 use crate::reason::Reason;
 
 use super::{
-    CachedTarget, Ceilings, CompiledObjects, Fault, ObjectName, ObjectSet, OperatorPolicy, Profiles,
+    CachedTarget, Ceilings, CompiledObjects, ObjectFault, ObjectName, ObjectSet, OperatorPolicy, Profiles,
     REQUESTED_AT, TargetSpec, dangling,
 };
 
@@ -32,9 +32,9 @@ pub(crate) struct ResolvedTarget {
     /// Scopes allow nothing of it: its rows are removed.
     pub(crate) denied: bool,
     /// Why nothing is collected.
-    pub(crate) faults: Vec<Fault>,
+    pub(crate) faults: Vec<ObjectFault>,
     /// What scopes deny of it, and the namespaces that it names beyond its reach.
-    pub(crate) clipped: Vec<Fault>,
+    pub(crate) clipped: Vec<ObjectFault>,
     /// Notes for the user that are not faults.
     pub(crate) notes: Vec<String>,
     /// Why users other than those who may edit the target decide what it collects.
@@ -139,13 +139,13 @@ impl ObjectSet {
             None if self.is_refused("KollectProfile", &request.profile) => {}
             None => {
                 let error = dangling("spec.profileRef", name, &format!("KollectProfile {name}"), namespace);
-                resolved.faults.push(Fault::new(Reason::ProfileNotFound, error));
+                resolved.faults.push(ObjectFault::new(Reason::ProfileNotFound, error));
             }
             Some(Err(errors)) => {
                 let first = errors.first().map_or_else(String::new, |error| format!(": {error}"));
                 let problem = format!("KollectProfile {name} is wrong{first}");
                 let error = SpecError::new("spec.profileRef", &name.as_str().into(), problem);
-                resolved.faults.push(Fault::new(Reason::ProfileInvalid, error));
+                resolved.faults.push(ObjectFault::new(Reason::ProfileInvalid, error));
             }
             Some(Ok(_)) => {}
         }
@@ -158,7 +158,7 @@ impl ObjectSet {
             Err(errors) => {
                 resolved
                     .faults
-                    .extend(errors.into_iter().map(|error| Fault::new(Reason::InvalidSpec, error)));
+                    .extend(errors.into_iter().map(|error| ObjectFault::new(Reason::InvalidSpec, error)));
             }
         }
         resolved
@@ -167,14 +167,14 @@ impl ObjectSet {
 
 impl ObjectSet {
     /// What is wrong with the resource rules of a target, regardless of its profile and its scopes.
-    pub(crate) fn check_rules(&self, id: &TargetId, operator_policy: &OperatorPolicy) -> Vec<Fault> {
+    pub(crate) fn check_rules(&self, id: &TargetId, operator_policy: &OperatorPolicy) -> Vec<ObjectFault> {
         let request = self.requested_targets(operator_policy).into_iter().find(|request| request.id == *id);
         let Some(request) = request else { return Vec::new() };
         // The kind does not matter: resource rules name their own.
         let kind = Gvk { group: String::new(), version: "v1".into(), kind: "ConfigMap".into() };
         let errors =
             select(&request.spec, &kind, &Bounds::default(), operator_policy).err().unwrap_or_default();
-        errors.into_iter().map(|error| Fault::new(Reason::InvalidSpec, error)).collect()
+        errors.into_iter().map(|error| ObjectFault::new(Reason::InvalidSpec, error)).collect()
     }
 }
 
@@ -202,7 +202,7 @@ impl RequestedTarget<'_> {
             if let Some((scope_name, _)) = scope {
                 let error =
                     SpecError::absent("spec.profileRef", format!("{scope_name} does not allow kind {gvk}"));
-                denied.push(Fault::new(Reason::ScopeGVKDenied, error));
+                denied.push(ObjectFault::new(Reason::ScopeGVKDenied, error));
             }
         }
         if denied.len() == kinds.len() && !kinds.is_empty() {
@@ -214,7 +214,7 @@ impl RequestedTarget<'_> {
             let problem = format!("{scope_name} does not allow profiles of namespace {}", self.profile.0);
             let error = SpecError::absent("spec.profileRef.namespace", problem);
             resolved.denied = true;
-            resolved.faults.push(Fault::new(Reason::ScopeNamespaceDenied, error));
+            resolved.faults.push(ObjectFault::new(Reason::ScopeNamespaceDenied, error));
         }
         for (index, name) in self.included.iter().enumerate() {
             let (reason, problem) = match self.bounds.permit_namespace(name, None) {
@@ -225,7 +225,7 @@ impl RequestedTarget<'_> {
             };
             let field = format!("spec.includedNamespaces[{index}]");
             let error = SpecError::new(field, &name.as_str().into(), problem);
-            resolved.clipped.push(Fault::new(reason, error));
+            resolved.clipped.push(ObjectFault::new(reason, error));
         }
     }
 
@@ -255,8 +255,8 @@ impl RequestedTarget<'_> {
 fn beyond_reach(target: &TargetId) -> String {
     let namespace = target.namespace.as_deref().unwrap_or_default();
     format!(
-        "a target collects from its own namespace; to let this one collect from others, name them in \
-         spec.allowedNamespaces of a KollectScope in namespace {namespace}"
+        "a target collects from its own namespace; to let this one collect from others too, list {namespace} and the \
+         others in spec.allowedNamespaces of a KollectScope in namespace {namespace}"
     )
 }
 

@@ -347,17 +347,17 @@ pub struct SinkExport {
     /// Namespace of the sink; only on cluster inventories.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// Where the rows are: the claim was granted there.
+    /// Destination that holds the rows: it has granted the claim.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub place: Option<ExportDestination>,
-    /// Where the rows shall be: a claim is asked for there. It is here before that is done.
+    pub place: Option<RecordedDestination>,
+    /// Destination that is being claimed. It is recorded before the claim is requested.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub claiming: Option<ExportDestination>,
-    /// Places where the rows were, or a claim was asked for, and that may still hold rows; the latest 20.
+    pub claiming: Option<RecordedDestination>,
+    /// Earlier destinations, or ones where a claim was requested, that may still hold rows; the latest 20.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20))]
-    pub left: Vec<ExportDestination>,
-    /// Why a place of left could not be cleaned; it is tried again.
+    pub left: Vec<RecordedDestination>,
+    /// Why a destination in left could not be cleaned; it is tried again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clean_error: Option<String>,
     /// When the sink acknowledged the last write; after a failure, or if none is known: that it holds the rows.
@@ -375,7 +375,7 @@ pub struct SinkExport {
     /// Rows that the sink does not have yet; absent if there are none, or they are being written at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pending: Option<PendingRows>,
-    /// Digest of what specs selected when the sink last got all rows; only with removalGuard.
+    /// Digest of what specs selected when the sink last held all rows; only with removalGuard.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selection: Option<String>,
     /// Age of the oldest change that the sink does not have, in seconds, rounded down to 10, 20, 50, 100 and so on.
@@ -407,10 +407,10 @@ pub struct PendingRows {
     pub next_write_time: Option<Time>,
 }
 
-/// A place that holds rows of an inventory.
+/// A destination that holds rows of an inventory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct ExportDestination {
+pub struct RecordedDestination {
     /// Server and table, file, directory or subject, without credentials. A server that only a Secret names is a
     /// digest of its address.
     pub destination: Destination,
@@ -420,12 +420,12 @@ pub struct ExportDestination {
     /// Random id of the destination, from its claim. Absent: no claim has been granted there, or it has no room for ids.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// A claim was asked for there, and is not known to have been granted.
+    /// A claim was requested there, and is not known to have been granted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub asked_only: bool,
 }
 
-impl ExportDestination {
+impl RecordedDestination {
     /// A destination whose id is not known.
     pub fn new(destination: Destination, cluster: impl Into<String>) -> Self {
         Self { destination, cluster: cluster.into(), id: None, asked_only: false }
@@ -443,7 +443,7 @@ impl ExportDestination {
     }
 }
 
-impl fmt::Display for ExportDestination {
+impl fmt::Display for RecordedDestination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.destination.fmt(f)?;
         if self.cluster.is_empty() { Ok(()) } else { write!(f, " (cluster {})", self.cluster) }

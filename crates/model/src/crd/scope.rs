@@ -75,7 +75,7 @@ pub struct ScopeCeiling {
         "an empty selector allows nothing; write \"*\" into allowedNamespaces to allow all namespaces",
     )])))]
     pub allowed_namespace_selector: Option<LabelSelector>,
-    /// Namespaces that may not be collected from, whatever else says.
+    /// Namespaces that may not be collected from, even if another field allows them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), inner(length(max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")), extend("x-kubernetes-list-type" = "set"))]
     pub denied_namespaces: Vec<String>,

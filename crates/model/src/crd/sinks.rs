@@ -326,7 +326,7 @@ pub struct SinkCommon {
     /// Least time between two confirmations of unchanged content, for references without their own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub export_min_interval: Option<GoDuration>,
-    /// Least time between two writes of changes. Default: 0s for databases and streams, 10s for files.
+    /// Least time between two writes of changes. Default: 0s for databases and streams, 10s for Git and files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_change_interval: Option<GoDuration>,
     /// How often the sink is compared with the rows; 0s: never.

@@ -49,7 +49,7 @@ pub struct KollectTargetSpec {
     /// KollectProfile of the same namespace.
     #[schemars(length(max = 253), extend("x-kubernetes-validations" = local_name()))]
     pub profile_ref: String,
-    /// Namespaces to collect from, by label; absent: all.
+    /// Namespaces to collect from, by label; absent: all that the target reaches.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace_selector: Option<LabelSelector>,
     /// Which namespaces and objects.
@@ -97,7 +97,7 @@ pub struct KollectTargetSpec {
 #[schemars(extend("x-kubernetes-validations" = rules(&[
     (
         "has(self.namespaceSelector) && ((has(self.namespaceSelector.matchLabels) && size(self.namespaceSelector.matchLabels) > 0) || (has(self.namespaceSelector.matchExpressions) && size(self.namespaceSelector.matchExpressions) > 0))",
-        "namespaceSelector needs at least one term: a cluster target never means every namespace by accident",
+        "namespaceSelector needs at least one term: a cluster target must say which namespaces it selects",
     ),
     (
         "!has(self.resourceRules) || size(self.resourceRules) == 0 || !has(self.fieldSelector)",

@@ -204,7 +204,7 @@ impl Bench<'_> {
             }
             let took = copy.run(self.server, &like.table(), &format!("bare.{name}")).await?;
             print_progress(format_args!(
-                "turn {round}: {} rows copied after {:.2} s",
+                "round {round}: {} rows copied after {:.2} s",
                 self.count,
                 took.as_secs_f64()
             ));
@@ -216,7 +216,7 @@ impl Bench<'_> {
             running.compared().await?;
             let took = began.elapsed();
             print_progress(format_args!(
-                "turn {round}: {} rows filled after {:.2} s",
+                "round {round}: {} rows filled after {:.2} s",
                 self.count,
                 took.as_secs_f64()
             ));
@@ -224,7 +224,7 @@ impl Bench<'_> {
             last = Some((destination, settled().await.saturating_sub(before), running));
         }
         drop(copy);
-        let (destination, bytes, running) = last.context("there was no turn")?;
+        let (destination, bytes, running) = last.context("no round was run")?;
         table.report(&format!("{} rows: bare COPY, fastest of {ROUNDS}, s", self.count), bare.as_secs_f64());
         table.report(
             &format!("{} rows: first fill, fastest of {ROUNDS}, s", self.count),
@@ -289,9 +289,9 @@ impl Bench<'_> {
         print_progress(format_args!("a reader of {count} rows through ten restarts"));
         let destination = Schema { server: self.server, name: "restarts" };
         let counts = restarts::measure(&destination, count, 10).await?;
-        table.report("ten restarts: looks of a reader", float(counts.reads));
+        table.report("ten restarts: reads by a reader", float(counts.reads));
         table.report(
-            "ten restarts: ms between two looks",
+            "ten restarts: ms between two reads",
             counts.took.as_secs_f64() * 1e3 / float(counts.reads),
         );
         table.check("ten restarts: incomplete states seen", float(counts.incomplete), 0.0);

@@ -48,6 +48,6 @@ pub(crate) async fn measure(
     let compared = running.compared().await?;
     running.stop().await;
     let restart = destination.written().await? - before;
-    anyhow::ensure!(compared == restart, "{compared} rows were told and {restart} written");
+    anyhow::ensure!(compared == restart, "{compared} rows were compared and {restart} written");
     Ok(Writes { changes: singles, statuses, restart })
 }

@@ -186,7 +186,7 @@ impl AddressGuard {
                 format!("{private}, and {} this one", self.flag(&["CIDR"])),
             ),
             AddressKind::Closed => (flag_advice(&self.flag(&[&advised_range])), self.general_advice()),
-            AddressKind::Never => ("nothing opens it".to_owned(), "nothing opens it".to_owned()),
+            AddressKind::Never => ("no flag allows it".to_owned(), "no flag allows it".to_owned()),
         };
         let what = format!("is {what}, which sinks may not reach");
         Err(RefusedAddress { server, what, advice, general_advice })
@@ -214,7 +214,7 @@ impl AddressGuard {
 }
 
 fn flag_advice(flag: &str) -> String {
-    format!("the operator's flag {flag} opens it")
+    format!("the operator's flag {flag} allows it")
 }
 
 fn covers(range: &Cidr, address: IpAddr, inner: Option<Ipv4Addr>) -> bool {

@@ -302,16 +302,16 @@ fn refusals_name_the_flag_and_what_to_write() {
         (
             "127.0.0.1",
             "127.0.0.1 is a loopback address, which sinks may not reach; the operator's flag \
-             --allow-sink-cidrs team-a=127.0.0.1/32 opens it",
+             --allow-sink-cidrs team-a=127.0.0.1/32 allows it",
             "the server is a loopback address, which sinks may not reach; the operator's flag \
-             --allow-sink-cidrs team-a=CIDR opens it",
+             --allow-sink-cidrs team-a=CIDR allows it",
         ),
         (
             "localhost",
             "localhost is this machine, which sinks may not reach; the operator's flag \
-             --allow-sink-cidrs team-a=127.0.0.0/8,team-a=::1/128 opens it",
+             --allow-sink-cidrs team-a=127.0.0.0/8,team-a=::1/128 allows it",
             "the server is this machine, which sinks may not reach; the operator's flag \
-             --allow-sink-cidrs team-a=CIDR opens it",
+             --allow-sink-cidrs team-a=CIDR allows it",
         ),
         (
             "10.1.2.3",

@@ -174,7 +174,7 @@ impl Branch {
         answer: Result<Result<WriteResult, SinkError>, oneshot::error::RecvError>,
     ) -> Result<WriteResult, SinkError> {
         answer.unwrap_or_else(|_| {
-            let why = format!("write to {}: the writer has stopped half-way", self.destination);
+            let why = format!("write to {}: the write was interrupted", self.destination);
             Err(SinkError::new(SinkReason::WriteFailed, why))
         })
     }
@@ -276,7 +276,7 @@ impl Branch {
             }
         }
         let why = format!(
-            "push to {}: others keep pushing, {ATTEMPTS} times in a row: {last_rejection}",
+            "push to {}: other clients pushed first, {ATTEMPTS} times in a row: {last_rejection}",
             self.destination
         );
         Err(SinkError::new(SinkReason::Busy, why))
@@ -309,7 +309,7 @@ impl Branch {
             let failure = match has.await? {
                 Ok((true, _)) => return Ok(state),
                 Ok((false, _)) if fetched => {
-                    Some(git2::Error::from_str("what was fetched is not there").into())
+                    Some(git2::Error::from_str("the fetched commit is missing in the mirror").into())
                 }
                 Ok((false, known)) => {
                     fetched = true;

@@ -57,7 +57,10 @@ impl Branch {
                 }
             }
         }
-        let why = format!("claim inventory {inventory} in {}: others keep claiming it", self.destination);
+        let why = format!(
+            "claim inventory {inventory} in {}: other writers claimed it first, again and again",
+            self.destination
+        );
         Err(SinkError::new(SinkReason::Busy, why))
     }
 

@@ -182,8 +182,8 @@ fn read_manifest(
     let manifest = Manifest::of_files(contents.iter().map(|(name, bytes)| (&**name, &**bytes)));
     let manifest = manifest.map_err(|error| {
         let attempt = format!(
-            "read {inventory_directory}, which says which files are ours: it was changed by others; take it \
-             from an older commit, or remove it together with our files"
+            "read {inventory_directory}, which lists the files of the inventory: it was changed by others; restore it \
+             from an older commit, or remove it together with the files of the inventory"
         );
         SinkError::because(SinkReason::Incompatible, attempt, unreadable(&error))
     })?;
@@ -237,7 +237,7 @@ impl CommitBuilder<'_> {
         let (tree, manifest) = read_manifest(&self.files, inventory_directory)?;
         if !matches!(self.known, KnownManifest::Unknown) && self.known != KnownManifest::Tree(tree) {
             let why = format!(
-                "write inventory {} in {}: what says which files are ours was changed by others; all is compared \
+                "write inventory {} in {}: the manifest was changed by others; all rows are compared \
                  again",
                 self.request.inventory, self.destination
             );
@@ -306,11 +306,7 @@ impl CommitBuilder<'_> {
             checksum: &checksum,
             exported_at: now,
             path: &settings.document_path(inventory, *generation),
-            changes: if changes.is_empty() {
-                "Files are put in order; no row has changed."
-            } else {
-                &changes
-            },
+            changes: if changes.is_empty() { "Files were rewritten; no row has changed." } else { &changes },
         };
         let message = messages.text(&values);
         Ok(Commit { edits, message, receipt, manifest: Some(manifest) })

@@ -118,7 +118,7 @@ impl Remote {
             .map_err(|failure: TransportError| failure.into_error(&format!("prepare a push to {server}")))
     }
 
-    /// Fetches a commit and all objects that it needs, except those that `have` reach, as one pack. With `depth`,
+    /// Fetches a commit and all objects that it needs, except those reachable from `have`, as one pack. With `depth`,
     /// history ends after that many commits. `shallow` are the commits whose parents are missing here; returns
     /// those whose parents are missing afterwards. `into` is dropped when this returns, and holds a whole pack
     /// only if there was no error.
@@ -191,7 +191,7 @@ impl RejectedPush {
         Some(Self::NonFastForward(format!("{reference} has moved")))
     }
 
-    /// The outcome of a push that need not be sent, from the position of the ref; `None` if it must be sent.
+    /// If the position of the ref already decides the outcome of a push, returns it. `None`: the push must be sent.
     fn before_pushing(reference: &str, found: Option<Oid>, old: Oid, new: Oid) -> Option<Result<(), Self>> {
         match found.unwrap_or(Oid::ZERO_SHA1) {
             // Most likely our own earlier push, whose answer was lost.

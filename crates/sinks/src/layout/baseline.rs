@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use kollect_model::{batch::Baseline, row::RowDigest};
 
 use super::{
-    LayoutSettings, LayoutShape, chunks,
+    DecidedLayout, LayoutSettings, chunks,
     manifest::{BlobHash, Manifest},
 };
 
@@ -23,7 +23,7 @@ impl ReadFile {
     }
 
     /// Hashes a file and its chunks. A file of a tree is one chunk.
-    pub(crate) fn new(shape: LayoutShape, bytes: &[u8]) -> Self {
+    pub(crate) fn new(shape: DecidedLayout, bytes: &[u8]) -> Self {
         let file_hash = BlobHash::of(bytes);
         let mut counts = HashMap::new();
         if shape.document {

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
-use super::{LayoutShape, ReadableFormat, json_text, manifest::BlobHash};
+use super::{DecidedLayout, ReadableFormat, json_text, manifest::BlobHash};
 
 /// The name of the attribute that holds the whole object, if the row has no other attribute.
 pub(crate) fn whole_object(row: &Row) -> Option<String> {
@@ -38,7 +38,13 @@ fn only_entry(json: &str) -> Option<(String, &str)> {
 }
 
 /// The chunk of a row, from its attributes.
-pub(crate) fn chunk(shape: LayoutShape, key: &RowKey, version: &str, name: &str, attributes: &str) -> String {
+pub(crate) fn chunk(
+    shape: DecidedLayout,
+    key: &RowKey,
+    version: &str,
+    name: &str,
+    attributes: &str,
+) -> String {
     let text = match shape.content {
         LayoutContent::Item => envelope::item_json(key, version, name, attributes),
         LayoutContent::Attributes => envelope::escaped(attributes),
@@ -56,7 +62,11 @@ pub(crate) fn chunk(shape: LayoutShape, key: &RowKey, version: &str, name: &str,
 }
 
 /// The attributes of a row, from its chunk. YAML may change the digits of decimal numbers.
-pub(crate) fn attributes(shape: LayoutShape, object_attribute: Option<&str>, chunk: &str) -> Option<String> {
+pub(crate) fn attributes(
+    shape: DecidedLayout,
+    object_attribute: Option<&str>,
+    chunk: &str,
+) -> Option<String> {
     #[derive(Deserialize)]
     struct WithAttributes<'a> {
         #[serde(borrow)]
@@ -100,7 +110,7 @@ fn from_yaml<T: DeserializeOwned + Send>(text: &str) -> Option<T> {
 }
 
 /// The chunks of a file; none if the file cannot be read in this shape.
-pub(crate) fn split(shape: LayoutShape, bytes: &[u8]) -> Vec<String> {
+pub(crate) fn split(shape: DecidedLayout, bytes: &[u8]) -> Vec<String> {
     #[derive(Deserialize)]
     struct Envelope<'a> {
         #[serde(borrow)]
@@ -132,7 +142,7 @@ pub(crate) fn split(shape: LayoutShape, bytes: &[u8]) -> Vec<String> {
     }
 }
 
-fn text(shape: LayoutShape, bytes: &[u8]) -> Option<String> {
+fn text(shape: DecidedLayout, bytes: &[u8]) -> Option<String> {
     let mut text = String::new();
     if shape.gzip {
         flate2::read::GzDecoder::new(bytes).read_to_string(&mut text).ok()?;
@@ -151,7 +161,7 @@ pub(crate) struct FinishedDocument {
 /// The document of these chunks. If only its time differs from `before`, the time of `before` is kept, so that
 /// the bytes stay the same.
 pub(crate) fn document(
-    shape: LayoutShape,
+    shape: DecidedLayout,
     items: &[Item],
     part: Option<(usize, usize)>,
     settings: &DocumentSettings<'_>,
@@ -186,7 +196,7 @@ pub(crate) fn document(
 }
 
 /// The time in an older document.
-pub(crate) fn exported_at(shape: LayoutShape, bytes: &[u8]) -> Option<String> {
+pub(crate) fn exported_at(shape: DecidedLayout, bytes: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct WithTime {
@@ -213,7 +223,7 @@ struct IndexFile<'a> {
 
 /// The index file of mode split.
 pub(crate) fn index(
-    shape: LayoutShape,
+    shape: DecidedLayout,
     cluster: &str,
     paths: &[&str],
     checksum: &str,
@@ -247,7 +257,7 @@ pub(crate) fn tree_checksum<'a>(files: impl IntoIterator<Item = (&'a str, BlobHa
 }
 
 /// Compresses the bytes without a timestamp: the same text gives the same bytes.
-fn compressed(shape: LayoutShape, bytes: Vec<u8>) -> Vec<u8> {
+fn compressed(shape: DecidedLayout, bytes: Vec<u8>) -> Vec<u8> {
     if !shape.gzip {
         return bytes;
     }

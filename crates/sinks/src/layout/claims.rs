@@ -83,5 +83,8 @@ pub(super) async fn remove(blobs: &dyn Blobs, inventory_directory: &str) -> Resu
 }
 
 fn busy(inventory_directory: &str) -> SinkError {
-    SinkError::new(SinkReason::Busy, format!("claim {inventory_directory}: others keep claiming it"))
+    SinkError::new(
+        SinkReason::Busy,
+        format!("claim {inventory_directory}: other writers claimed it first, again and again"),
+    )
 }

@@ -15,7 +15,7 @@ use kollect_model::{
 };
 
 use super::{
-    LayoutSettings, LayoutShape, chunks,
+    DecidedLayout, LayoutSettings, chunks,
     foreign::{self, ForeignPaths},
     manifest::{BlobHash, Manifest, ManifestLine},
     path_owners::OwnersByPath,
@@ -28,7 +28,7 @@ pub(crate) struct WriteDraft<'a> {
     settings: &'a LayoutSettings,
     batch: &'a Batch<'a>,
     held: Option<&'a Manifest>,
-    shape: LayoutShape,
+    shape: DecidedLayout,
     /// Whether the existing files have other settings or another shape.
     stale: bool,
     wanted: BTreeMap<&'a RowKey, WantedRow<'a>>,

@@ -68,7 +68,7 @@ impl<B: Blobs> FileSink<B> {
         let Some(bytes) = self.blobs.read(&path).await? else { return Ok(None) };
         let manifest = Manifest::read(&bytes).map_err(|error| {
             let attempt =
-                format!("read {path} in {}, which says which files are ours", self.blobs.describe());
+                format!("read {path} in {}, which lists the files of the inventory", self.blobs.describe());
             SinkError::because(SinkReason::Incompatible, attempt, unreadable(&error))
         })?;
         Ok(Some((manifest, BlobHash::of(&bytes))))
@@ -350,7 +350,8 @@ impl<B: Blobs> Sink for FileSink<B> {
         let hash = found.as_ref().map(|(_, hash)| *hash);
         // Removed first: after a failure the stored state is unknown.
         if self.known().remove(&inventory_directory).is_some_and(|known| known != hash) {
-            let attempt = format!("write inventory {}: its files are not as they were left", batch.inventory);
+            let attempt =
+                format!("write inventory {}: its manifest was changed by another writer", batch.inventory);
             return Err(SinkError::new(SinkReason::ClaimLost, attempt));
         }
         let mut held = found.map(|(manifest, _)| manifest);

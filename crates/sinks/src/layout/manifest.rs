@@ -11,7 +11,7 @@ use kollect_model::{
 use serde::{Deserialize, Serialize};
 use sha1::{Digest, Sha1};
 
-use super::{LayoutShape, path_owners::OwnersByPath, paths};
+use super::{DecidedLayout, path_owners::OwnersByPath, paths};
 
 /// The files and rows of an inventory in a destination.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,7 +27,7 @@ pub(crate) struct ManifestHeader {
     pub(crate) inventory: [String; 3],
     /// Fingerprint of the settings.
     pub(crate) settings: String,
-    pub(crate) shape: LayoutShape,
+    pub(crate) shape: DecidedLayout,
     /// Files that are not the file of one row, with the hash of their bytes.
     pub(crate) files: BTreeMap<String, BlobHash>,
     /// Files that an unfinished write may have created.
@@ -132,7 +132,7 @@ impl<'a> NamedLine<'a> {
 }
 
 impl Manifest {
-    pub(crate) fn new(inventory: &InventoryId, settings: String, shape: LayoutShape) -> Self {
+    pub(crate) fn new(inventory: &InventoryId, settings: String, shape: DecidedLayout) -> Self {
         let names = [&*inventory.cluster, inventory.stored_namespace(), &inventory.name];
         let header = ManifestHeader {
             inventory: names.map(ToOwned::to_owned),

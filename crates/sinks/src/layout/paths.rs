@@ -59,7 +59,7 @@ pub(crate) fn template_problem(text: &str) -> Option<&'static str> {
         return Some("must hold no control characters, backslashes and #");
     }
     if segments().next().is_some_and(|first| first.eq_ignore_ascii_case(KOLLECT_DIRECTORY)) {
-        return Some("must not begin with .kollect, where Kollect keeps its own books");
+        return Some("must not begin with .kollect, where Kollect keeps its manifests and claims");
     }
     if segments().any(is_git) {
         return Some("must not hold .git, where Git keeps its own files");

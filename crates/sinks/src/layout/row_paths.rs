@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use kollect_model::{batch::InventoryId, crd::sinks::GroupInPath, row::RowKey};
 
 use super::{
-    LayoutSettings, LayoutShape,
+    DecidedLayout, LayoutSettings,
     foreign::ForeignPaths,
     paths::{FilePath, clean, inventory_value, key_hash},
 };
@@ -77,7 +77,7 @@ impl PathCandidate<'_> {
 pub(crate) fn assign<'a>(
     sources: impl IntoIterator<Item = PathRow<'a>>,
     settings: &LayoutSettings,
-    shape: LayoutShape,
+    shape: DecidedLayout,
     inventory: &InventoryId,
     generation: i64,
     taken: &[String],
@@ -140,7 +140,7 @@ pub(crate) fn assign<'a>(
 fn template_path(
     source: &PathRow<'_>,
     settings: &LayoutSettings,
-    shape: LayoutShape,
+    shape: DecidedLayout,
     inventory: &InventoryId,
     generation: i64,
     with_group: bool,

@@ -277,7 +277,9 @@ fn options(config: &NatsConfig, server: &ServerAddress, attempt: &str) -> Result
         if let Some((user, password)) = user.clone().filter(|_| token.is_none()) {
             (auth.username, auth.password) = (Some(user), Some(password));
         }
-        async move { if is_reconnect { Err(AuthError::new("a lost connection stays lost")) } else { Ok(auth) } }
+        async move {
+            if is_reconnect { Err(AuthError::new("a lost connection is not restored")) } else { Ok(auth) }
+        }
     });
     if let Some(token) = &credentials.token {
         options = options.token(token.clone());

@@ -47,7 +47,7 @@ pub(super) struct MessagePosition {
     pub(super) held: HeldMessage,
 }
 
-const MESSAGES_LOST: &str = "messages were lost on the way";
+const MESSAGES_LOST: &str = "the server did not deliver all messages";
 
 /// Everything that the stream holds of an inventory.
 pub(super) async fn all(

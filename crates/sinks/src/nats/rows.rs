@@ -147,7 +147,8 @@ impl RowSink {
                 Err(failure) => return Err(failure),
             }
         }
-        let why = format!("{}: others claim it again and again", self.attempt("claim", inventory));
+        let why =
+            format!("{}: other writers claimed it first, again and again", self.attempt("claim", inventory));
         Err(SinkError::new(SinkReason::Busy, why).into())
     }
 

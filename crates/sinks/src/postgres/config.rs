@@ -51,7 +51,7 @@ pub(super) struct ClientIdentity {
 /// Prints no server: its address is secret.
 impl fmt::Debug for PostgresConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Config")
+        f.debug_struct("PostgresConfig")
             .field("tables", &self.tables)
             .field("create", &self.create)
             .finish_non_exhaustive()

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{Network, connection_task};
 
-/// Maximum sessions per server. A few writers use the capacity of a server as well as many.
+/// Maximum sessions per server. A few writers are as fast as many.
 const MAX_SESSIONS: usize = 4;
 /// How long an unused session stays open.
 const IDLE_LIMIT: Duration = Duration::from_mins(1);
@@ -58,7 +58,7 @@ impl Pools {
 /// The sessions of one server.
 pub(super) struct Pool {
     server: PostgresServer,
-    /// One permit per session, first come, first served.
+    /// One permit per session. Operations that wait get them in order.
     permits: Arc<Semaphore>,
     /// Idle sessions with the time of their last use; the most recently used is last.
     idle: Mutex<Vec<(Instant, Session)>>,
@@ -77,8 +77,8 @@ impl Pool {
         })
     }
 
-    /// A session for one operation: an idle one, else a new one; waits while all are in use. `network` equals that of
-    /// the server; it has the namespace of this sink for refusals.
+    /// A session for one operation: an idle one, else a new one; waits while all are in use. `network` allows the
+    /// same addresses as that of the server, and has the namespace of this sink, for the text of refusals.
     pub(super) async fn acquire(
         self: &Arc<Self>,
         network: &Network,
@@ -135,7 +135,7 @@ impl PooledSession {
         drop(permit);
     }
 
-    /// Closes the session, which has no operation running.
+    /// Closes the session. Must not be called while an operation runs.
     pub(super) fn close(mut self) {
         drop(self.session.take_permit());
     }

@@ -119,7 +119,7 @@ async fn no_error_contains_the_answer_of_a_git_server() {
     let line = |text: &str| format!("{:04x}{text}", text.len() + 4);
     let other_path = "/x.git/info/refs?service=git-upload-pack\r\n";
     for (answer, expected) in [
-        (http("403 Forbidden", text, MARKER), "does not let us (HTTP 403)"),
+        (http("403 Forbidden", text, MARKER), "denies access (HTTP 403)"),
         (http(&format!("500 {MARKER}"), text, MARKER), "the server failed (HTTP 500)"),
         (http("200 OK", refs, &line(&format!("ERR {MARKER}"))), "the server refused"),
         (http("200 OK", refs, &line(&format!("ERR {MARKER} not found"))), "no such repository"),

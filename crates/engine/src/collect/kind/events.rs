@@ -5,7 +5,7 @@ use tokio::time::{Duration, Instant};
 use super::{
     KindTask,
     feed::{FeedEvent, FeedPurpose},
-    order::RowAction,
+    order::EventDecision,
     target::{Extractions, KindTarget},
 };
 use crate::{
@@ -93,9 +93,9 @@ impl KindTask {
                 continue;
             }
             match feeds.step(index, metadata, target.definition(), target.version(&metadata.uid)) {
-                RowAction::Ignore => {}
-                RowAction::Reselect => target.reselect(feed.query(), object, namespaces),
-                RowAction::Read => {
+                EventDecision::Ignore => {}
+                EventDecision::Reselect => target.reselect(feed.query(), object, namespaces),
+                EventDecision::Read => {
                     let query = feed.query();
                     let changed = target.read(context, kind, namespaces, query, object, &mut extractions);
                     if changed && feed.is_repairing() {

@@ -15,7 +15,7 @@ use tokio::{
 use super::order::{ListedQuery, ObjectEvent};
 use crate::{
     collect::{CollectContext, panic_of},
-    coverage::WatchedKind,
+    coverage::WatchKey,
     tasks::{Task, TaskKind, TaskName},
     watch::{Event, Metadata, Query, WatchSource},
 };
@@ -50,7 +50,7 @@ pub(super) enum FeedProgress {
 
 pub(super) struct Feed {
     pub(super) id: u64,
-    pub(super) watched: WatchedKind,
+    pub(super) watched: WatchKey,
     pub(super) purpose: FeedPurpose,
     /// Its query, and its last complete list.
     pub(super) listed: ListedQuery,
@@ -128,7 +128,7 @@ impl Feed {
         });
         Self {
             id,
-            watched: WatchedKind::of(&query),
+            watched: WatchKey::of(&query),
             purpose,
             listed: ListedQuery { query, serves: Arc::new(serves), version: 0 },
             progress: FeedProgress::Listing,

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 
 use super::{
     feed::{Feed, FeedEvent, FeedProgress, FeedPurpose},
-    order::{EventOrder, RowAction, overlap, step},
+    order::{EventDecision, EventOrder, overlap, step},
 };
 use crate::{
     collect::CollectContext,
@@ -170,7 +170,7 @@ impl Feeds {
         object: &Metadata,
         definition: u32,
         known: Option<u64>,
-    ) -> RowAction {
+    ) -> EventDecision {
         let feed = &self.all[index];
         let event = feed.event(object);
         let counts = |other: &&Feed| {

@@ -30,7 +30,7 @@ pub(super) struct ObjectEvent<'a> {
 
 /// What to do with an object from a feed for the row of one target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RowAction {
+pub(super) enum EventDecision {
     /// The object is read: it is newer than the row, or there is no row.
     Read,
     /// The row was made from this version. Only whether the query selects the object is checked.
@@ -47,14 +47,14 @@ pub(super) fn step(
     known: Option<u64>,
     is_old: impl FnOnce() -> bool,
     is_listed: impl FnOnce() -> bool,
-) -> RowAction {
+) -> EventDecision {
     let version = event.object.version;
     match known.filter(|_| version != 0) {
-        Some(known) if known > version => RowAction::Ignore,
-        _ if is_old() => RowAction::Ignore,
-        Some(known) if known == version && !event.renewal => RowAction::Reselect,
-        None if is_listed() => RowAction::Ignore,
-        _ => RowAction::Read,
+        Some(known) if known > version => EventDecision::Ignore,
+        _ if is_old() => EventDecision::Ignore,
+        Some(known) if known == version && !event.renewal => EventDecision::Reselect,
+        None if is_listed() => EventDecision::Ignore,
+        _ => EventDecision::Read,
     }
 }
 

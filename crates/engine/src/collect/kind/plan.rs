@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     collect::{CollectContext, CollectProblem},
-    coverage::WatchedKind,
+    coverage::WatchKey,
     select::{KindQueries, Namespaces, QueryTarget, queries},
     store::Visibility,
     watch::{BlindReason, Blindness, Query, Resolution},
@@ -64,7 +64,7 @@ impl QueryPlan {
     fn report_forbidden(&self, context: &CollectContext, kind: &ResolvedKind, feeds: &Feeds) {
         let Some(Resolution::Served(resource)) = &kind.resolution else {
             let cluster =
-                |watched: &WatchedKind| watched.namespace.is_none() && watched.field_selector.is_none();
+                |watched: &WatchKey| watched.namespace.is_none() && watched.field_selector.is_none();
             context.coverage.retain(&kind.gvk, cluster);
             return;
         };
@@ -72,7 +72,7 @@ impl QueryPlan {
         let verbs = if context.settings.follow { "verbs list and watch" } else { "verb list" };
         for namespace in self.queries.forbidden.keys() {
             let watched =
-                WatchedKind { gvk: kind.gvk.clone(), namespace: namespace.clone(), field_selector: None };
+                WatchKey { gvk: kind.gvk.clone(), namespace: namespace.clone(), field_selector: None };
             let was_reported =
                 known.get(&watched).is_some_and(|k| k.state.is_blind_for(BlindReason::Forbidden));
             if !was_reported {
@@ -84,9 +84,9 @@ impl QueryPlan {
                 context.report_blind(&watched, Blindness { reason: BlindReason::Forbidden, message });
             }
         }
-        let followed: BTreeSet<&WatchedKind> =
+        let followed: BTreeSet<&WatchKey> =
             feeds.iter().filter(|f| f.follows()).map(|feed| &feed.watched).collect();
-        let forbidden = |watched: &WatchedKind| self.queries.forbidden.contains_key(&watched.namespace);
+        let forbidden = |watched: &WatchKey| self.queries.forbidden.contains_key(&watched.namespace);
         context.coverage.retain(&kind.gvk, |watched| followed.contains(watched) || forbidden(watched));
     }
 

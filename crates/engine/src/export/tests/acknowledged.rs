@@ -23,8 +23,8 @@ async fn what_is_acknowledged_is_what_the_sink_holds() {
         test.start();
         for _ in 0..40 {
             match random.below(8) {
-                0 => test.memory.with(|held| held.faults.push(Fault::Before)),
-                1 => test.memory.with(|held| held.faults.push(Fault::After)),
+                0 => test.memory.with(|held| held.faults.push(SinkFault::Before)),
+                1 => test.memory.with(|held| held.faults.push(SinkFault::After)),
                 2 => {
                     let key = row("Pod", random.below(6), 0).key;
                     test.memory.with(|held| {
@@ -127,7 +127,7 @@ async fn a_sink_that_does_not_answer_is_reported_after_ten_seconds_and_fails_aft
     test.start();
     time::sleep(Duration::from_secs(1)).await;
     test.events();
-    test.memory.with(|held| held.faults.push(Fault::Stall));
+    test.memory.with(|held| held.faults.push(SinkFault::Stall));
     test.put("Pod", 2, 1);
     time::sleep(Duration::from_secs(9)).await;
     assert_eq!(test.events(), [""; 0]);
@@ -154,13 +154,13 @@ async fn a_sink_whose_table_is_gone_is_opened_again_at_once() {
     // An open sink reports that its table is gone; opening it makes the table again.
     test.memory.with(|held| {
         held.rows.clear();
-        held.faults.push(Fault::Terminal);
+        held.faults.push(SinkFault::Terminal);
     });
     test.put("Pod", 1, 1);
     time::sleep(Duration::from_secs(1)).await;
     assert_eq!(test.events(), ["claim lost", "compared 1 0"]);
     // One that cannot be opened is left alone for a minute.
-    test.memory.with(|held| held.faults = vec![Fault::Terminal; 2]);
+    test.memory.with(|held| held.faults = vec![SinkFault::Terminal; 2]);
     time::sleep(Duration::from_secs(11)).await;
     test.put("Pod", 2, 1);
     time::sleep(Duration::from_secs(50)).await;

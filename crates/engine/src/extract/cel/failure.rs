@@ -90,7 +90,7 @@ impl From<ExecutionError> for EvalError {
             ExecutionError::DuplicateKey(_) => Self::Failed("a key of a map is repeated".into()),
             ExecutionError::UndeclaredReference(name) => Self::Failed(format!("there is no {name}")),
             ExecutionError::UnsupportedKeyType(_) => Self::Failed("the value cannot be a key".into()),
-            _ => Self::Failed("the values do not fit the operator".into()),
+            _ => Self::Failed("the operator does not accept values of these types".into()),
         }
     }
 }

@@ -105,7 +105,7 @@ impl PathParser {
         let before = self.at.checked_sub(1).and_then(|at| self.chars.get(at));
         match (before, self.peek()) {
             (_, Some('(')) => FUNCTION,
-            (_, Some(')' | ']' | '}')) => "nothing is open that this could close",
+            (_, Some(')' | ']' | '}')) => "there is no opening bracket for this one",
             (_, Some('{')) => "braces stand around the whole path, as in {.spec.x}",
             (_, Some('*')) => "* stands alone, as in .* or [*]",
             (Some(']' | '*' | '$' | '@'), _) => "expected a dot or [ here",
@@ -166,7 +166,7 @@ impl PathParser {
         }
         match (key.is_empty(), deep) {
             (false, _) => Ok(key),
-            (true, true) => self.fail("say what to look for: ..name, ..* or ..['name']"),
+            (true, true) => self.fail("name what to find after ..: ..name, ..* or ..['name']"),
             (true, false) => self.fail("a key is missing after the dot, as in .name or .['a key']"),
         }
     }

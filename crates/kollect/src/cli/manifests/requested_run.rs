@@ -6,7 +6,7 @@ use super::{Manifests, RequestedRun, RunInventory, RunSink, readable};
 use crate::{
     reason::Reason,
     resolve::{
-        self, Family, Fault, InventoryName, ObjectName, OperatorPolicy, Resolved, ResolvedInventory,
+        self, Family, InventoryName, ObjectFault, ObjectName, OperatorPolicy, Resolved, ResolvedInventory,
         ResolvedTarget, RowsWanted,
     },
 };
@@ -80,7 +80,7 @@ impl Manifests {
         let name = (id.namespace.as_deref().unwrap_or_default().to_owned(), id.name.to_string());
         let label = self.label(kind, &name);
         // Faults of the profile and of scopes are reported with these objects.
-        let mut faults: Vec<Fault> = target.faults.clone();
+        let mut faults: Vec<ObjectFault> = target.faults.clone();
         faults.retain(|fault| !matches!(fault.reason, Reason::ProfileInvalid | Reason::ScopeUnreadable));
         if target.target.is_none() && !faults.iter().any(|fault| fault.reason == Reason::InvalidSpec) {
             // Its resource rules have not been checked: that needs a profile, and scopes that allow it.
@@ -136,13 +136,14 @@ impl Manifests {
         let resolve::BoundSink { name, family, key, cluster, cadence, part_bytes, plan, .. } = sink;
         // Manifests hold their Secrets: none is being looked up.
         let plan = (*plan).clone().and_then(|plan| plan.ok_or_else(Vec::new)).map_err(|faults| {
-            let of_reference = |fault: &Fault| {
+            let of_reference = |fault: &ObjectFault| {
                 matches!(
                     fault.reason,
                     Reason::SinkNotFound | Reason::ScopeSinkDenied | Reason::SinkNamespaceDenied
                 )
             };
-            let (of_inventory, others): (Vec<Fault>, Vec<Fault>) = faults.into_iter().partition(of_reference);
+            let (of_inventory, others): (Vec<ObjectFault>, Vec<ObjectFault>) =
+                faults.into_iter().partition(of_reference);
             self.problems.extend(of_inventory.iter().map(|fault| format!("{label}: {fault}")));
             let sink = self.label(family.kind(), &key);
             let others = others.iter().filter(|fault| self.is_new(family.kind(), &key, &fault.error));

@@ -53,7 +53,7 @@ fn acknowledgement(version: u64, wrote: bool) -> Acknowledgement {
 }
 
 /// Begins a version of the binding. Returns its progress.
-fn begin(binding_states: &BindingStates, destination: &ExportDestination, number: u64) -> BindingProgress {
+fn begin(binding_states: &BindingStates, destination: &RecordedDestination, number: u64) -> BindingProgress {
     let progress = binding_states.read(&binding(), |state| state.progress().clone()).unwrap_or_default();
     let wanted = WantedVersion { number, since: Instant::now(), cadence: Duration::ZERO, requested: None };
     binding_states.begin(&binding(), destination, &progress, wanted);
@@ -61,7 +61,7 @@ fn begin(binding_states: &BindingStates, destination: &ExportDestination, number
 }
 
 /// The status names the destination of the rows.
-fn set_status_destination(binding_states: &BindingStates, destination: &ExportDestination) {
+fn set_status_destination(binding_states: &BindingStates, destination: &RecordedDestination) {
     let in_status = Destinations { held: Some(destination.clone()), ..Destinations::default() };
     binding_states.advance(&binding(), in_status, Some(destination));
 }
@@ -158,8 +158,7 @@ fn a_late_write_to_the_previous_destination_does_not_count() {
     old.acknowledge(acknowledgement(1, true));
     set_status_destination(&binding_states, &export_destination(&test_destination()));
     assert!(binding_states.of(&name).is_synced());
-    let new =
-        export_destination(&InventoryDestination { destination: "sqlite:/new".into(), ..test_destination() });
+    let new = export_destination(&DestinationKey { destination: "sqlite:/new".into(), ..test_destination() });
     let wanted = WantedVersion { number: 2, since: Instant::now(), cadence: Duration::ZERO, requested: None };
     binding_states.begin(&name, &new, &BindingProgress::default(), wanted);
     assert!(!binding_states.of(&name).is_synced());
@@ -236,7 +235,7 @@ fn the_last_write_of_a_duplicate_does_not_count() {
     );
     assert_eq!(
         binding_states.of(&name).failure().unwrap().message,
-        "two references of one inventory lead to one place: this one and team/i database/r"
+        "two references of one inventory have the same destination: this one and team/i database/r"
     );
     assert!(!binding_states.of(&name).is_synced());
     binding_states.refuse_duplicates(&BTreeMap::new());
@@ -244,8 +243,8 @@ fn the_last_write_of_a_duplicate_does_not_count() {
     assert!(!binding_states.of(&name).is_synced(), "the other one has written meanwhile");
 }
 
-fn test_destination() -> InventoryDestination {
-    InventoryDestination { destination: "sqlite:/data".into(), inventory: binding().inventory.in_cluster("") }
+fn test_destination() -> DestinationKey {
+    DestinationKey { destination: "sqlite:/data".into(), inventory: binding().inventory.in_cluster("") }
 }
 
 fn binding() -> BindingName {

@@ -10,16 +10,16 @@ use kollect_model::{
 
 use super::*;
 
-fn held_destination(name: &str) -> ExportDestination {
-    ExportDestination::new(format!("sqlite:/{name}").into(), "east")
+fn held_destination(name: &str) -> RecordedDestination {
+    RecordedDestination::new(format!("sqlite:/{name}").into(), "east")
 }
 
-fn with_id(name: &str, id: &str) -> ExportDestination {
-    ExportDestination { id: Some(id.into()), ..held_destination(name) }
+fn with_id(name: &str, id: &str) -> RecordedDestination {
+    RecordedDestination { id: Some(id.into()), ..held_destination(name) }
 }
 
-fn claiming_destination(name: &str) -> ExportDestination {
-    ExportDestination { asked_only: true, ..held_destination(name) }
+fn claiming_destination(name: &str) -> RecordedDestination {
+    RecordedDestination { asked_only: true, ..held_destination(name) }
 }
 
 fn claim(id: &str) -> Claim {
@@ -37,9 +37,9 @@ fn known(name: &str, id: Option<&str>, filled: bool) -> KnownDestinations {
 }
 
 fn line(
-    held: Option<ExportDestination>,
-    claiming: Option<ExportDestination>,
-    left: &[ExportDestination],
+    held: Option<RecordedDestination>,
+    claiming: Option<RecordedDestination>,
+    left: &[RecordedDestination],
 ) -> Destinations {
     Destinations { held, claiming, left: left.to_vec() }
 }

@@ -140,10 +140,10 @@ impl Elector {
     /// Logs each problem once, not with every attempt.
     fn log(&mut self, problem: Option<&String>) {
         match problem {
-            Some(error) if self.problem.is_new(error) => {
+            Some(error) if self.problem.replace(error) => {
                 warn!(error, "cannot acquire or renew the lease; trying again");
             }
-            None if self.problem.is_solved() => info!("the lease can be read and written again"),
+            None if self.problem.clear() => info!("the lease can be read and written again"),
             _ => {}
         }
     }

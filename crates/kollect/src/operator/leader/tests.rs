@@ -360,10 +360,10 @@ async fn rights_on_leases_suffice_and_missing_ones_are_reported() {
     let namespace = plane.namespace("rights").unwrap();
     let verbs = ["get", "create", "update"];
     let rule = |namespace: &str| Grant::in_namespace(namespace, "coordination.k8s.io", &["leases"], &verbs);
-    let user = plane.user(&namespace, "nobody", &[]).unwrap();
+    let user = plane.user(&namespace, "stranger", &[]).unwrap();
     let candidate = Candidate::start(&user, &namespace, "a", QUICK).await;
     candidate.until_problem("grant get, create, update").await;
-    plane.user(&namespace, "nobody", &[rule(&namespace)]).unwrap();
+    plane.user(&namespace, "stranger", &[rule(&namespace)]).unwrap();
     candidate.until_leads().await;
 
     let missing = format!("{namespace}-later");

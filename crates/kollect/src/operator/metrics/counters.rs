@@ -120,11 +120,7 @@ impl Default for Meter {
 impl Meter {
     #[expect(clippy::disallowed_methods, reason = "all of these have labels, and are documented")]
     pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "kollect_reconcile",
-            "Turns of the loop that looks at all objects",
-            self.turns.clone(),
-        );
+        registry.register("kollect_reconcile", "Turns of the reconcile loop", self.turns.clone());
         registry.register(
             "kollect_reconcile_duration_seconds",
             "How long a turn of the loop took",

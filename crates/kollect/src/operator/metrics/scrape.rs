@@ -27,7 +27,7 @@ pub(super) struct Scrape(pub(super) Arc<MetricsState>);
 
 impl fmt::Debug for Scrape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> Result {
-        f.debug_struct("Now").finish_non_exhaustive()
+        f.debug_struct("Scrape").finish_non_exhaustive()
     }
 }
 
@@ -80,7 +80,7 @@ fn process(encoder: &mut DescriptorEncoder<'_>, leads: bool, discovery: Option<b
         .encode_info(&[("version", env!("CARGO_PKG_VERSION"))])?;
     gauge(encoder, "kollect_leader", "Whether this replica writes", usize::from(leads))?;
     if let Some(healthy) = discovery {
-        let help = "Whether all API groups answered when they were last asked for their kinds";
+        let help = "Whether all API groups answered at the last discovery";
         gauge(encoder, "kollect_discovery_healthy", help, usize::from(healthy))?;
     }
     Ok(())
@@ -153,17 +153,19 @@ fn coverage(encoder: &mut DescriptorEncoder<'_>, coverage: &Coverage) -> Result 
         let seen = matches!(known.state, WatchState::Synced { .. } | WatchState::Absent);
         *synced.entry((gvk, namespace)).or_insert(true) &= seen;
     });
-    let help = "Places of which nothing is known now, and why; an empty namespace is the whole cluster";
+    let help =
+        "Kinds that cannot be seen in a namespace now, and why; an empty namespace is the whole cluster";
     let lines = blind.into_iter().map(|(gvk, namespace, reason)| -> (LabelSet<3>, u32) {
         ([("gvk", gvk), ("namespace", namespace), ("reason", reason.to_string())], 1)
     });
     gauges(encoder, "kollect_coverage_blind", help, lines)?;
-    let help = "Whether everything in the place is known; an empty namespace is the whole cluster";
+    let help =
+        "Whether all objects of a kind in a namespace are known; an empty namespace is the whole cluster";
     let lines = synced.into_iter().map(|((gvk, namespace), seen)| -> (LabelSet<2>, u32) {
         ([("gvk", gvk), ("namespace", namespace)], u32::from(seen))
     });
     gauges(encoder, "kollect_watch_synced", help, lines)?;
-    let help = "Places that could be seen again, by why they could not";
+    let help = "Watches that work again, by why they did not";
     let lines = coverage.restarts().into_iter();
     let lines =
         lines.map(|(reason, count)| -> (LabelSet<1>, u64) { ([("reason", reason.to_string())], count) });
@@ -227,7 +229,7 @@ fn lag(state: &BindingState, now: SystemTime) -> Option<f64> {
 }
 
 fn bindings(encoder: &mut DescriptorEncoder<'_>, bound: &[BindingNumbers]) -> Result {
-    let help = "For how long the sink has not got what it should have; 0 if it has";
+    let help = "For how long the sink has lacked rows that it should hold; 0 if it holds them";
     let lines = bound.iter().filter_map(|bound| Some((bound.labels(), bound.lag?)));
     gauges(encoder, "kollect_binding_lag_seconds", help, lines)?;
     let lines = bound.iter().filter_map(|bound| {

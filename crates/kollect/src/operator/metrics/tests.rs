@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use exposition::Exposition;
 use kollect_engine::{
-    deliver::InventoryDestination,
+    deliver::DestinationKey,
     export::{Acknowledgement, BindingEvent, BindingProgress, Outcome},
     store::{NullAttribute, NullCause, Revision, RowOrigin, StoreWriter, Visibility, store},
     tasks::Tasks,
@@ -147,8 +147,8 @@ fn row_key(target: &str, kind: &str, uid: u32) -> RowKey {
     }
 }
 
-fn test_destination() -> InventoryDestination {
-    InventoryDestination { destination: "sqlite:/data".into(), inventory: binding().inventory.in_cluster("") }
+fn test_destination() -> DestinationKey {
+    DestinationKey { destination: "sqlite:/data".into(), inventory: binding().inventory.in_cluster("") }
 }
 
 #[test]

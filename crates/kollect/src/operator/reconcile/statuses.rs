@@ -12,20 +12,20 @@ use kollect_model::crd::{
 };
 
 use super::{
-    ObjectCache, ObjectKey, Operator, Resolution, TurnChecks,
+    ObjectCache, ObjectKey, ObjectsToCheck, Operator, Resolution,
+    objects_to_check::{inventory_name, target_id},
     preview::preview,
-    turn_checks::{inventory_name, target_id},
 };
 use crate::{
     operator::{
         conditions::{Conditions, SEE_READY},
         objects::{SinkObject, requested_at},
         probe::Probed,
-        status::{self, StatusView},
+        status::{self, StatusInputs},
         status_writer::DesiredStatus,
     },
     reason::Reason,
-    resolve::{Family, Fault},
+    resolve::{Family, ObjectFault},
 };
 
 impl Operator {
@@ -34,9 +34,9 @@ impl Operator {
         &mut self,
         cache: &ObjectCache,
         resolution: &Resolution,
-        checks: TurnChecks,
+        checks: ObjectsToCheck,
     ) {
-        let view = StatusView {
+        let view = StatusInputs {
             cache,
             resolved: &resolution.resolved,
             links: &resolution.links,
@@ -85,7 +85,7 @@ impl Operator {
     }
 
     /// The desired status of an object; `None` if it was deleted or is not resolved yet.
-    fn desired(&self, view: &StatusView<'_>, key: &ObjectKey) -> Option<ComputedStatus> {
+    fn desired(&self, view: &StatusInputs<'_>, key: &ObjectKey) -> Option<ComputedStatus> {
         let (kind, name) = key;
         match *kind {
             "KollectProfile" => profile(view, key),
@@ -114,7 +114,7 @@ impl Operator {
         }
     }
 
-    fn sink(&self, view: &StatusView<'_>, (kind, name): &ObjectKey) -> Option<ComputedStatus> {
+    fn sink(&self, view: &StatusInputs<'_>, (kind, name): &ObjectKey) -> Option<ComputedStatus> {
         let families = [Family::Snapshot, Family::Database, Family::Event];
         let family = families.into_iter().find(|family| family.kind() == *kind)?;
         let key = (family, name.clone());
@@ -158,7 +158,7 @@ impl ComputedStatus {
     }
 }
 
-fn profile(view: &StatusView<'_>, (kind, name): &ObjectKey) -> Option<ComputedStatus> {
+fn profile(view: &StatusInputs<'_>, (kind, name): &ObjectKey) -> Option<ComputedStatus> {
     let profile = view.cache.profiles().get(name)?;
     let compiled = view.resolved.profiles.get(name)?;
     let before = profile.status.clone().unwrap_or_default();
@@ -173,7 +173,7 @@ fn profile(view: &StatusView<'_>, (kind, name): &ObjectKey) -> Option<ComputedSt
 }
 
 fn target(
-    view: &StatusView<'_>,
+    view: &StatusInputs<'_>,
     key: &ObjectKey,
     metadata: &ObjectMeta,
     resource_rules: usize,
@@ -186,7 +186,7 @@ fn target(
     Some(ComputedStatus::of(&after.conditions, metadata.generation, desired))
 }
 
-fn inventory(view: &StatusView<'_>, key: &ObjectKey) -> Option<ComputedStatus> {
+fn inventory(view: &StatusInputs<'_>, key: &ObjectKey) -> Option<ComputedStatus> {
     let (kind, name) = key;
     let id = inventory_name(key);
     let resolved = view.resolved.inventories.get(&id)?;
@@ -231,7 +231,7 @@ fn at_once_if_moved(
 
 fn sink_status(
     sink: &SinkObject,
-    faults: Option<&[Fault]>,
+    faults: Option<&[ObjectFault]>,
     (probe_result, handled): (Option<Result<Duration, String>>, Option<String>),
     now: Timestamp,
 ) -> SinkStatus {
@@ -245,7 +245,8 @@ fn sink_status(
     }
     let mut conditions = Conditions::after(&sink.status.conditions, sink.metadata.generation, now);
     if sink.spec.common().tls.as_ref().is_some_and(|tls| tls.insecure_skip_verify) {
-        conditions.set("TLSInsecure", true, Reason::InsecureSkipVerify, "any server is trusted");
+        let message = "spec.tls.insecureSkipVerify is set: the certificate of the server is not verified; set spec.tls.caBundle instead";
+        conditions.set("TLSInsecure", true, Reason::InsecureSkipVerify, message);
     }
     let last_handled_requested_at = match faults {
         Some(_) => requested_at(&sink.metadata),

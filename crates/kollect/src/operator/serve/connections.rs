@@ -1,5 +1,5 @@
-//! The open connections of a server, as many as its limit. At the limit a new connection takes the place of the
-//! one that has waited longest for its client, so that clients which send nothing keep no other client out.
+//! The open connections of a server, at most `limit`. At the limit a new connection takes the place of the one that
+//! has waited longest for its client: a client that sends nothing cannot block others.
 
 use std::{
     collections::BTreeMap,
@@ -36,7 +36,7 @@ struct OpenConnection {
     _close: oneshot::Sender<Infallible>,
 }
 
-/// Resolves when a connection has to close for another one.
+/// Resolves when a connection must close to make room for another one.
 pub(super) type MustClose = oneshot::Receiver<Infallible>;
 
 /// The slot of one connection, which is freed when the connection ends. Requests of the connection have clones.
@@ -61,7 +61,7 @@ impl Connections {
     }
 
     /// Waits until there is room for one more, and closes another connection for it if necessary. Returns whether it
-    /// did. Connections whose requests are being answered are not closed.
+    /// closed one. Connections whose requests are being answered are not closed.
     pub(super) async fn wait_for_room(&self) -> bool {
         loop {
             {

@@ -128,7 +128,7 @@ impl DestinationReader {
                 if now.is_none() && self.may_hold_others.contains(stored) {
                     continue;
                 }
-                return Err(format!("{stored:?} holds a row that never was: {key:?}"));
+                return Err(format!("{stored:?} holds a row that never existed: {key:?}"));
             };
             let start = [VersionNumbers::default()];
             let from = seen.get(*key).map_or(&start[..], |from| from);
@@ -137,7 +137,7 @@ impl DestinationReader {
             if points.is_empty() {
                 let problem = match now {
                     None => "lost a row that exists",
-                    Some(_) => "shows a row as it never was, or is no more",
+                    Some(_) => "shows a row with values that it never had, or has no longer",
                 };
                 let last = row_history.last();
                 return Err(format!("{stored:?} {problem}: {key:?}, seen last at {from:?} of {last:?}"));

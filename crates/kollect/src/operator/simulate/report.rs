@@ -69,7 +69,7 @@ impl RunTotals {
     fn print(&self) {
         println!("\nSteps");
         self.steps.iter().for_each(|(name, count)| println!("{count:10}  {name}"));
-        println!("\nWhat they led to");
+        println!("\nOutcomes");
         self.outcomes.iter().for_each(|(name, count)| println!("{count:10}  {name}"));
     }
 }
@@ -133,5 +133,5 @@ fn print_smallest(schedule: &Schedule, SmallestSchedule { cut, why }: &SmallestS
     let seed = schedule.seed;
     println!("\nThe smallest schedule that fails: {why}\n{}", schedule.cut(cut));
     println!("Reproduce it with: make simulate SEED={seed} CUT={cut}");
-    println!("The whole schedule: make simulate SEED={seed}");
+    println!("The complete schedule: make simulate SEED={seed}");
 }

@@ -126,7 +126,7 @@ impl Simulation {
             let period = if export.synced { written.period } else { (0, written.period.1) };
             let has_held = |rows| self.sinks.has_held(&stored, rows, &cluster.id, period, written.written_at);
             if !export.acknowledged.map_or(!export.synced, has_held) {
-                return Err(format!("a status says what was not so: {export:?}"));
+                return Err(format!("a status reports rows that the destination did not hold: {export:?}"));
             }
         }
         if written.plural == "kollectinventories" {
@@ -293,7 +293,7 @@ fn difference(
         |key: &RowKey| format!("{} in {} of {} ({})", key.kind, key.namespace, key.target, key.uid);
     let extra = held.keys().find(|key| !wanted.contains_key(key) && !waits(key));
     if let Some(key) = extra {
-        return Some(format!("a row too many: {}", described(key)));
+        return Some(format!("an unexpected row: {}", described(key)));
     }
     let (key, _) = wanted.iter().find(|(key, row)| row.size < limit && held.get(key) != Some(&row.digest))?;
     let problem = if held.contains_key(key) { "an old row" } else { "a row is missing" };

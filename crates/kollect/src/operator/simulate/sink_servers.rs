@@ -271,7 +271,7 @@ impl SinkServers {
             let is_own = held.is_none_or(|held| held.owner() == Some(cluster));
             is_own.then_some((held.map_or(&empty, |held| &held.rows), destination.smallest_limit))
         })?;
-        state.journal.count("rows looked for when a status became Exported", compared);
+        state.journal.count("rows compared when a status became Exported", compared);
         Ok(())
     }
 }

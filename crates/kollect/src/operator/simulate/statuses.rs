@@ -64,10 +64,10 @@ pub(super) fn check_summary(inventory: &Value, sinks: &[String]) -> Result<(), S
     let synced = exports(inventory).into_iter().filter(|export| export.synced).count();
     let is_exported = ready.is_some_and(|ready| ready["reason"] == "Exported");
     if observed_revision.is_some() && revisions.iter().any(|revision| *revision < observed_revision) {
-        return Err(format!("a sink has not reached what the inventory says: {status}"));
+        return Err(format!("a sink has a smaller revision than the inventory reports: {status}"));
     }
     if is_exported && synced < sinks.len() || ready.is_some() && condition("Degraded").is_some() {
-        return Err(format!("Ready is not what the sinks are: {status}"));
+        return Err(format!("Ready contradicts the conditions of the sinks: {status}"));
     }
     Ok(())
 }

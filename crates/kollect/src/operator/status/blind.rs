@@ -7,7 +7,7 @@ use std::{
 };
 
 use kollect_engine::{
-    coverage::{Coverage, KindCoverage, WatchState, WatchedKind},
+    coverage::{Coverage, KindCoverage, WatchKey, WatchState},
     names,
     store::{Visibilities, Visibility},
     watch::BlindReason,
@@ -17,7 +17,7 @@ use kollect_model::{
     row::TargetId,
 };
 
-use super::{StatusView, count, time};
+use super::{StatusInputs, count, time};
 use crate::resolve::{ResolvedInventory, ResolvedTarget};
 
 /// The documented value for namespaces where listing is forbidden.
@@ -43,7 +43,7 @@ pub(super) struct CoverageLine {
     names: Vec<Arc<str>>,
 }
 
-impl StatusView<'_> {
+impl StatusInputs<'_> {
     /// For each kind of a target: since when it has been watched, or why not.
     pub(super) fn coverage_of(
         &self,
@@ -79,7 +79,7 @@ impl StatusView<'_> {
     }
 }
 
-impl StatusView<'_> {
+impl StatusInputs<'_> {
     /// The message about a target whose kind is not served while sinks hold rows of its previous kind.
     pub(super) fn waiting(&self, id: &TargetId, visibilities: &Visibilities) -> Option<String> {
         if !visibilities.values().any(|visibility| *visibility == Visibility::Absent) {
@@ -109,7 +109,7 @@ impl StatusView<'_> {
 fn lines<'a>(
     coverage: &Coverage,
     kinds: impl IntoIterator<Item = &'a Gvk>,
-    concerns: impl Fn(&WatchedKind) -> bool,
+    concerns: impl Fn(&WatchKey) -> bool,
 ) -> Vec<CoverageLine> {
     let mut lines = CoverageLines::default();
     for gvk in kinds {
@@ -127,7 +127,7 @@ fn lines<'a>(
 struct CoverageLines(BTreeMap<(Gvk, Option<BlindReason>), CoverageLine>);
 
 impl CoverageLines {
-    fn add(&mut self, watched: &WatchedKind, known: &KindCoverage) {
+    fn add(&mut self, watched: &WatchKey, known: &KindCoverage) {
         let (since, reason, blind) = match &known.state {
             WatchState::Synced { since, .. } => (time(*since), None, None),
             WatchState::Blind { since, blindness } => {
@@ -188,13 +188,20 @@ impl CoverageLine {
             all => names::namespaces(&self.names, all),
         };
         if why != FORBIDDEN {
-            return Some(format!("{resource} cannot be seen in {namespaces}: {why}"));
+            // The reason is a word for machines, and some messages name the kind themselves.
+            let message = why.split_once(": ").map_or(why, |(_, message)| message);
+            let names_kind = message.starts_with(&**resource);
+            return Some(if names_kind {
+                message.into()
+            } else {
+                format!("{resource} cannot be seen in {namespaces}: {message}")
+            });
         }
         let grant = match self.names.len() {
             0 => "grant both verbs to its ServiceAccount with a ClusterRole".to_owned(),
             all => {
-                let them = if all == 1 { "it" } else { "them" };
-                format!("grant both verbs to its ServiceAccount there, or remove {them} from {selection}")
+                let them = if all == 1 { "the namespace" } else { "the namespaces" };
+                format!("grant both verbs to its ServiceAccount there, or leave {them} out of {selection}")
             }
         };
         Some(format!("the operator may not list and watch {resource} in {namespaces}: {grant}"))
@@ -214,7 +221,7 @@ mod tests {
         resource: &str,
         namespaces: usize,
         reason: Option<BlindReason>,
-    ) -> BTreeMap<WatchedKind, KindCoverage> {
+    ) -> BTreeMap<WatchKey, KindCoverage> {
         let gvk = Gvk { kind: resource.to_uppercase(), ..Gvk::default() };
         let names: Vec<Option<Arc<str>>> = match namespaces {
             0 => vec![None],
@@ -229,18 +236,18 @@ mod tests {
             };
             let known =
                 KindCoverage { state, resource: Some(resource.into()), gaps: VecDeque::new(), repaired: 0 };
-            (WatchedKind { gvk: gvk.clone(), namespace, field_selector: None }, known)
+            (WatchKey { gvk: gvk.clone(), namespace, field_selector: None }, known)
         };
         names.into_iter().map(known).collect()
     }
 
-    fn all_lines(kind_coverage: &BTreeMap<WatchedKind, KindCoverage>) -> Vec<CoverageLine> {
+    fn all_lines(kind_coverage: &BTreeMap<WatchKey, KindCoverage>) -> Vec<CoverageLine> {
         let mut lines = CoverageLines::default();
         kind_coverage.iter().for_each(|(watched, known)| lines.add(watched, known));
         lines.done()
     }
 
-    fn messages(kind_coverage: &BTreeMap<WatchedKind, KindCoverage>) -> String {
+    fn messages(kind_coverage: &BTreeMap<WatchKey, KindCoverage>) -> String {
         sentence(&all_lines(kind_coverage), "the target's selection").unwrap()
     }
 
@@ -251,12 +258,13 @@ mod tests {
         assert_eq!(
             messages(&kind_coverage("secrets", 250, forbidden)),
             "the operator may not list and watch secrets in 250 namespaces (team-000, team-001 and 248 more): grant \
-             both verbs to its ServiceAccount there, or remove them from the target's selection"
+             both verbs to its ServiceAccount there, or leave the namespaces out of the target's \
+             selection"
         );
         assert_eq!(
             messages(&kind_coverage("secrets", 1, forbidden)),
             "the operator may not list and watch secrets in namespace team-000: grant both verbs to its \
-             ServiceAccount there, or remove it from the target's selection"
+             ServiceAccount there, or leave the namespace out of the target's selection"
         );
         assert_eq!(
             messages(&kind_coverage("nodes", 0, forbidden)),
@@ -265,8 +273,8 @@ mod tests {
         );
         assert_eq!(
             messages(&kind_coverage("deployments.apps", 3, Some(BlindReason::Failed))),
-            "deployments.apps cannot be seen in 3 namespaces (team-000, team-001 and 1 more): Failed: list \
-             deployments.apps in team-000: no route"
+            "deployments.apps cannot be seen in 3 namespaces (team-000, team-001 and 1 more): list deployments.apps in \
+             team-000: no route"
         );
     }
 
@@ -274,7 +282,7 @@ mod tests {
     fn a_namespace_that_is_watched_with_several_field_selectors_is_named_once() {
         let mut coverage = kind_coverage("pods", 2, Some(BlindReason::Forbidden));
         for (watched, known) in coverage.clone() {
-            coverage.insert(WatchedKind { field_selector: Some("spec.nodeName=a".into()), ..watched }, known);
+            coverage.insert(WatchKey { field_selector: Some("spec.nodeName=a".into()), ..watched }, known);
         }
         let found = all_lines(&coverage);
         assert_eq!(

@@ -6,7 +6,7 @@ use kollect_model::{
     crd::inventory::{InventoryStatus, MAX_TAKE_OVERS, SinkExport, TakeOverRecord},
 };
 
-use super::StatusView;
+use super::StatusInputs;
 use crate::{
     operator::{
         bindings::binding_name,
@@ -18,7 +18,7 @@ use crate::{
     resolve::{InventoryName, ResolvedInventory},
 };
 
-impl StatusView<'_> {
+impl StatusInputs<'_> {
     /// The line of a sink with its new destinations. If none are known, as for an inventory that cannot be resolved,
     /// the destinations in the line stay.
     pub(super) fn with_destinations(&self, binding: &BindingName, line: SinkExport) -> SinkExport {

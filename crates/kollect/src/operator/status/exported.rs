@@ -16,7 +16,7 @@ use kollect_model::{
     sink::ErrorClass,
 };
 
-use super::{StatusView, inventory::is_synced};
+use super::{StatusInputs, inventory::is_synced};
 use crate::{
     operator::{
         binding_states::BindingState,
@@ -54,7 +54,7 @@ enum SinkHolds {
     No(Reason),
 }
 
-impl StatusView<'_> {
+impl StatusInputs<'_> {
     /// Sets Exported of a profile: whether sinks hold its rows.
     pub(super) fn set_profile_exported(
         &self,
@@ -165,7 +165,7 @@ impl StatusView<'_> {
     /// The revision at which all rows of a target are in the store; `None`: its first list in this process is running.
     fn rows_of_target(&self, id: &TargetId, resolved: &ResolvedTarget) -> Result<Option<u64>, NotExported> {
         if let Some(first) = resolved.faults.first() {
-            return Err(NotExported::because(first.reason, format!("target {id}: see its Ready")));
+            return Err(NotExported::because(first.reason, format!("see condition Ready of target {id}")));
         }
         let Some(target) = &resolved.target else {
             return Err(NotExported::because(Reason::Suspended, format!("target {id} is suspended")));
@@ -183,10 +183,10 @@ impl StatusView<'_> {
         if visibilities.values().any(|visibility| *visibility == Visibility::Absent) {
             return Err(NotExported::because(
                 Reason::KindNotServed,
-                format!("target {id}: see its Unmatched"),
+                format!("see condition Unmatched of target {id}"),
             ));
         }
-        Err(NotExported::because(Reason::NotSeen, format!("target {id}: see its Blind")))
+        Err(NotExported::because(Reason::NotSeen, format!("see condition Blind of target {id}")))
     }
 
     /// Whether all sinks of an inventory hold all rows up to a revision; `Ok(false)`: it has not been verified yet.
@@ -205,7 +205,10 @@ impl StatusView<'_> {
             return Err(NotExported::because(Reason::Suspended, format!("{label} is suspended")));
         }
         if let Some(first) = inventory.faults.first() {
-            return Err(NotExported::because(first.reason, format!("{label} is not written: see its Ready")));
+            return Err(NotExported::because(
+                first.reason,
+                format!("nothing is written: see condition Ready of {label}"),
+            ));
         }
         if inventory.sinks.is_empty() {
             return Err(NotExported::because(Reason::NoExport, format!("{label} has no sinks")));
@@ -219,7 +222,7 @@ impl StatusView<'_> {
                 SinkHolds::No(reason) => {
                     return Err(NotExported::because(
                         reason,
-                        format!("a sink of {label} lacks rows: see its Synced"),
+                        format!("a sink lacks rows: see condition Synced of {label}"),
                     ));
                 }
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kollect_engine::{
     clock,
-    export::{Acknowledged, Activity, HeldRemovals, LATE, LateReason, NamespaceRows, ProgressSnapshot},
+    export::{Acknowledged, Activity, BlockedRemovals, LATE, LateReason, NamespaceRows, ProgressSnapshot},
     store::Visibility,
 };
 use kollect_model::{
@@ -19,7 +19,7 @@ use kollect_model::{
 };
 use tokio::time::Instant;
 
-use super::{StatusView, count, counted, first_fault, is_current_status, nothing_seen, time, wall_clock};
+use super::{StatusInputs, count, counted, first_fault, is_current_status, nothing_seen, time, wall_clock};
 use crate::{
     operator::{
         binding_states::{BindingFailure, BindingState},
@@ -28,7 +28,7 @@ use crate::{
         objects::requested_at,
     },
     reason::Reason,
-    resolve::{BoundSink, Fault, InventoryName, ResolvedInventory},
+    resolve::{BoundSink, InventoryName, ObjectFault, ResolvedInventory},
 };
 
 /// An inventory with a sink that has failed for this long is not Ready.
@@ -97,7 +97,16 @@ fn next_rounded(seconds: u64) -> u64 {
     }
 }
 
-impl StatusView<'_> {
+/// What [`kollect_engine::export::coverage`] says, as a part of a message.
+fn cannot_be_seen(coverage: &str) -> String {
+    let blind = coverage.strip_prefix("blind: ").unwrap_or(coverage).replace(" but in ", " outside of ");
+    format!("some objects cannot be seen: {blind}")
+}
+
+/// Message of an inventory whose targets are all blind.
+const NOTHING_SEEN: &str = "nothing of it can be seen";
+
+impl StatusInputs<'_> {
     /// The status of an inventory.
     pub(crate) fn inventory(
         &self,
@@ -219,7 +228,8 @@ impl StatusView<'_> {
             return SinkState::Stopped(Reason::RemovalsHeld, removals_held(held));
         }
         if let Some(why) = &binding_state.held_back {
-            return SinkState::Busy(Reason::HeldBack, why.clone());
+            let message = format!("the sink takes whole snapshots only, and {}", cannot_be_seen(why));
+            return SinkState::Busy(Reason::HeldBack, message);
         }
         let progress = binding_state.progress_snapshot();
         if let Some(busy) =
@@ -287,7 +297,9 @@ impl StatusView<'_> {
             LateReason::Doing(Activity::Comparing) => {
                 busy(Reason::Comparing, "reading what the sink holds takes long")
             }
-            LateReason::Pending => busy(Reason::Pending, "changed rows wait for longer than they should"),
+            LateReason::Pending => {
+                busy(Reason::Pending, "changed rows have waited for longer than minChangeInterval and 10 s")
+            }
         }
     }
 
@@ -334,7 +346,8 @@ impl StatusView<'_> {
         let is_blind = self.set_blind(resolved, conditions);
         if states.is_empty() {
             if is_blind {
-                conditions.degraded(Reason::NotSeen, "nothing of it can be seen: see Blind", false);
+                let message = conditions.because(NOTHING_SEEN, "Blind");
+                conditions.degraded(Reason::NotSeen, message, false);
             } else {
                 conditions.ready(Reason::NoExport, "no sink is referenced");
             }
@@ -364,12 +377,29 @@ impl StatusView<'_> {
                 "Blind",
                 true,
                 Reason::NotSeen,
-                self.unseen(resolved, &visibilities).unwrap_or(blind),
+                self.unseen(resolved, &visibilities)
+                    .or_else(|| self.not_collected(resolved))
+                    .unwrap_or_else(|| cannot_be_seen(&blind)),
             );
         } else if !waiting.is_empty() {
             conditions.set("Blind", true, Reason::NotSeen, first_fault(&waiting));
         }
         !resolved.targets.is_empty() && resolved.targets.iter().all(|id| self.is_unseen(id))
+    }
+
+    /// The targets whose rows stay because they are suspended, or their specs are wrong.
+    fn not_collected(&self, resolved: &ResolvedInventory) -> Option<String> {
+        let targets = resolved.targets.iter().filter_map(|id| Some((id, self.resolved.targets.get(id)?)));
+        let why = targets.filter_map(|(id, target)| match target.faults.first() {
+            _ if target.suspended => Some(format!("target {id} is suspended")),
+            Some(fault) => Some(format!(
+                "target {id} collects nothing ({}): see its condition Ready",
+                fault.reason.as_str()
+            )),
+            None => None,
+        });
+        let why: Vec<String> = why.collect();
+        (!why.is_empty()).then(|| first_fault(&why))
     }
 
     /// Whether nothing of what a target selects can be seen.
@@ -392,7 +422,7 @@ impl StatusView<'_> {
         states: &[SinkState],
         conditions: &mut Conditions<'_>,
     ) {
-        let faults: Vec<&Fault> =
+        let faults: Vec<&ObjectFault> =
             resolved.sinks.iter().filter_map(|sink| sink.plan.as_ref().as_ref().err()).flatten().collect();
         let is_failing = |state: &SinkState| {
             matches!(state, SinkState::Failing(_) | SinkState::Stopped(Reason::ExportTerminal, _))
@@ -410,11 +440,12 @@ impl StatusView<'_> {
         let tried = resolved.sinks.iter().filter(is_tried).count();
         if !failing.is_empty() {
             let reason = faults.first().map_or(Reason::ExportFailed, |fault| fault.reason);
-            conditions.set("SinkReachable", false, reason, failing.join(", "));
+            let message = format!("the last attempt failed: {}: see condition Synced", failing.join(", "));
+            conditions.set("SinkReachable", false, reason, message);
         } else if tried == 0 {
             conditions.unknown("SinkReachable", Reason::NotAttempted, "no sink has been tried yet");
         } else {
-            let message = format!("{tried} of {} sinks", states.len());
+            let message = format!("{tried} of {} could be reached", counted(states.len(), "sink", "sinks"));
             conditions.set("SinkReachable", true, Reason::SinksReachable, message);
         }
     }
@@ -432,7 +463,8 @@ impl StatusView<'_> {
         if synced_count == all {
             synced(conditions, true, Reason::Exported, &sinks_hold);
             if is_blind {
-                let message = format!("nothing of it can be seen: see Blind; {sinks_hold} as they were");
+                let begin = format!("{sinks_hold} as they were; {NOTHING_SEEN}");
+                let message = conditions.because(&begin, "Blind");
                 conditions.degraded(Reason::NotSeen, message, false);
             } else if resolved.targets.is_empty() {
                 let message =
@@ -448,13 +480,14 @@ impl StatusView<'_> {
         let details: Vec<String> = lacking
             .clone()
             .map(|(sink, state)| {
-                // Condition RemovalsHeld has the text.
-                let is_held = state.reason() == Reason::RemovalsHeld;
-                let message = if is_held { "see condition RemovalsHeld" } else { state.message() };
+                let message = state.message();
+                // A wrong reference names its field itself.
+                if message.starts_with(&sink.field) {
+                    return format!("{}: {message}", sink.name);
+                }
                 format!("{}: {message}", sink_and_field(sink))
             })
             .collect();
-        let names: Vec<String> = lacking.clone().map(|(sink, _)| sink_and_field(sink)).collect();
         let lacking: Vec<&SinkState> = lacking.map(|(_, state)| state).collect();
         let for_long = |state: &&&SinkState| match state {
             SinkState::Failing(failure) => self.has_passed_since(failure.since, LONG_FAILURE),
@@ -463,7 +496,14 @@ impl StatusView<'_> {
         let stopped = lacking.iter().find(|state| matches!(state, SinkState::Stopped(..)));
         let failing = lacking.iter().find(|state| matches!(state, SinkState::Failing(_)));
         let failed_for_long = lacking.iter().find(for_long);
-        let summary = format!("{sinks_hold}; not {}: see Synced", names.join(", "));
+        // Condition Synced has the details of all.
+        let summary = match &details[..] {
+            [only] => format!("{sinks_hold}; {only}"),
+            [first, others @ ..] => {
+                format!("{sinks_hold}; {first}; {} more: see condition Synced", others.len())
+            }
+            [] => sinks_hold,
+        };
         if synced_count == 0 && lacking.iter().all(|state| state.error().is_some()) {
             let terminal = failing.is_none();
             let reason = stopped.filter(|_| terminal).map_or(Reason::Progressing, |state| state.reason());
@@ -474,7 +514,7 @@ impl StatusView<'_> {
             synced(conditions, false, Reason::PartiallySynced, &details.join("; "));
         } else if synced_count > 0 && lacking.iter().all(|state| matches!(state, SinkState::Failing(_))) {
             if is_blind {
-                let message = format!("nothing of it can be seen: see Blind; {summary}");
+                let message = conditions.because(&format!("{summary}; {NOTHING_SEEN}"), "Blind");
                 conditions.degraded(Reason::NotSeen, message, false);
             } else {
                 conditions.ready(Reason::PartiallySynced, summary);
@@ -657,7 +697,7 @@ fn acknowledged_line(acknowledged: Option<&Acknowledged>, before: Option<&SinkEx
 }
 
 /// The message about held removals, with the possible actions.
-fn removals_held(held: &HeldRemovals) -> String {
+fn removals_held(held: &BlockedRemovals) -> String {
     format!(
         "{} of {} rows would be removed because specs changed, which is more than spec.removalGuard allows, and nothing \
          is written; correct the specs, or let the rows go with the annotation {RELEASE_REMOVALS}: {} on the inventory",

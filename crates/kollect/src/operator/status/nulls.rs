@@ -70,6 +70,7 @@ pub(super) fn set_attributes_null(nulls: &[NullCount], conditions: &mut Conditio
     if more > 0 {
         message.push(format!("{} in status.nullAttributes", counted(more, "more", "more")));
     }
+    message.push("if that is not expected, correct path or type in the profile".to_owned());
     conditions.set("AttributesNull", true, reason, message.join("; "));
 }
 
@@ -96,7 +97,8 @@ mod tests {
             (
                 "TypeMismatch",
                 "team is null in 3000 rows: not of the declared type (shop/cart has a string); owner has no value in \
-                 1 row (shop/cart); 1 more in status.nullAttributes"
+                 1 row (shop/cart); 1 more in status.nullAttributes; if that is not expected, correct path or type in \
+                 the profile"
             )
         );
         assert_eq!(

@@ -8,14 +8,14 @@ use kollect_engine::{
 };
 use kollect_model::row::TargetId;
 
-use super::{StatusView, first_fault};
+use super::{StatusInputs, first_fault};
 use crate::{
     operator::conditions::Conditions,
     reason::Reason,
-    resolve::{Fault, ResolvedTarget},
+    resolve::{ObjectFault, ResolvedTarget},
 };
 
-impl StatusView<'_> {
+impl StatusInputs<'_> {
     /// Sets ScopeClipped for what scopes deny and for what is beyond the reach of the target. Returns whether the reach
     /// leaves nothing to collect.
     pub(super) fn set_scope_clipped(
@@ -29,9 +29,9 @@ impl StatusView<'_> {
         let kinds = self.kinds_beyond(id);
         let kept = self.kept(id);
         // A named namespace beyond the reach is also among the namespaces below, if it exists.
-        let is_beyond = |fault: &&Fault| fault.reason == Reason::BeyondReach;
-        let named: Vec<&Fault> = resolved.clipped.iter().filter(is_beyond).collect();
-        let denied: Vec<&Fault> = resolved.clipped.iter().filter(|fault| !is_beyond(fault)).collect();
+        let is_beyond = |fault: &&ObjectFault| fault.reason == Reason::BeyondReach;
+        let named: Vec<&ObjectFault> = resolved.clipped.iter().filter(is_beyond).collect();
+        let denied: Vec<&ObjectFault> = resolved.clipped.iter().filter(|fault| !is_beyond(fault)).collect();
         let mut sentences = Vec::new();
         if !kinds.is_empty() {
             sentences.push(kinds_sentence(namespace, &kinds));
@@ -85,7 +85,8 @@ fn namespaces_sentence(namespace: &str, beyond: &[Arc<str>], kept: &KeptRows) ->
     let examples = kollect_engine::names::namespaces(&names, names.len());
     Some(format!(
         "nothing is collected from {examples}{rows}: a target of namespace {namespace} collects from its own; to let \
-         it collect from others, name them in spec.allowedNamespaces of a KollectScope in namespace {namespace}"
+         it collect from others too, list {namespace} and the others in spec.allowedNamespaces of a KollectScope in \
+         namespace {namespace}"
     ))
 }
 
@@ -103,7 +104,8 @@ mod tests {
         assert_eq!(
             namespaces_sentence("team-a", &names(&["x"]), &KeptRows::default()).unwrap(),
             "nothing is collected from namespace x: a target of namespace team-a collects from its own; to let \
-             it collect from others, name them in spec.allowedNamespaces of a KollectScope in namespace team-a"
+             it collect from others too, list team-a and the others in spec.allowedNamespaces of a KollectScope in \
+             namespace team-a"
         );
         let namespaces = names(&["x", "y", "z"]).into_iter().collect();
         let kept = KeptRows { beyond: 7, namespaces, ..KeptRows::default() };

@@ -3,7 +3,7 @@
 use kollect_engine::{select::SelectedNamespaces, store::Visibility};
 use kollect_model::{crd::shapes::Gvk, row::TargetId};
 
-use super::StatusView;
+use super::StatusInputs;
 use crate::{reason::Reason, resolve::ResolvedTarget};
 
 /// A part of a selection that matches nothing.
@@ -25,7 +25,7 @@ fn names<T: ToString>(all: &[T]) -> String {
     }
 }
 
-impl StatusView<'_> {
+impl StatusInputs<'_> {
     /// The part of the selection of a target that matches nothing, once its kinds have been listed.
     pub(super) fn unmatched(
         &self,
@@ -102,7 +102,7 @@ impl StatusView<'_> {
         }
         (selected.requested.is_empty() && selection.selects_by_labels()).then(|| Unmatched {
             reason: Reason::NoNamespaceMatches,
-            message: "no namespace has the labels that the spec asks for: correct spec.namespaceSelector, or label \
+            message: "no namespace has the labels that the spec requires: correct spec.namespaceSelector, or label \
                       the namespaces"
                 .to_owned(),
             is_all: false,

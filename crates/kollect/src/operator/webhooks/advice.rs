@@ -25,7 +25,7 @@ pub(super) fn sink(spec: &SinkSpec) -> Vec<String> {
     let common = spec.common();
     let mut warnings = Vec::new();
     if common.tls.as_ref().is_some_and(|tls| tls.insecure_skip_verify) {
-        warnings.push("spec.tls.insecureSkipVerify: any server is trusted; a caBundle is safer".into());
+        warnings.push("spec.tls.insecureSkipVerify: the certificate of the server is not verified; set spec.tls.caBundle instead".into());
     }
     if common.provisioning.as_ref().and_then(|provisioning| provisioning.mode)
         == Some(ProvisioningMode::Existing)

@@ -22,7 +22,8 @@ use super::{
 use crate::{
     reason::Reason,
     resolve::{
-        CompiledObjects, Family, Fault, InventoryName, ObjectName, ObjectSet, OperatorPolicy, check_sink,
+        CompiledObjects, Family, InventoryName, ObjectFault, ObjectName, ObjectSet, OperatorPolicy,
+        check_sink,
     },
     schema::KindSchema,
 };
@@ -196,7 +197,7 @@ impl<'a> ObjectCheck<'a> {
         self.add_faults(resolved.faults.into_iter().chain(resolved.missing), is_watched);
         self.forbid(object_set.inventory_below_floor(id));
         // The status of a sink reports errors in the sink itself.
-        let of_reference = |fault: &&Fault| fault.reason != Reason::InvalidSpec;
+        let of_reference = |fault: &&ObjectFault| fault.reason != Reason::InvalidSpec;
         let plans = resolved.sinks.iter().filter_map(|sink| sink.plan.as_ref().as_ref().err());
         self.add_faults(plans.flatten().filter(of_reference).cloned(), is_watched);
         self.result.warnings.extend(resolved.notes);
@@ -237,7 +238,7 @@ impl<'a> ObjectCheck<'a> {
             let names: Vec<&str> = within.iter().map(|name| &**name).collect();
             let namespaces = names.join(", ");
             self.result.warnings.push(format!(
-                "this operator looks at {namespaces} only (--watch-namespaces): it will do nothing with this object"
+                "this operator watches {namespaces} only (--watch-namespaces): it will do nothing with this object"
             ));
         }
         is_watched
@@ -253,8 +254,8 @@ impl<'a> ObjectCheck<'a> {
     }
 
     /// Refuses faults, and warns about missing objects unless the operator does not watch them (not `is_watched`).
-    fn add_faults(&mut self, faults: impl IntoIterator<Item = Fault>, is_watched: bool) {
-        for Fault { reason, error } in faults {
+    fn add_faults(&mut self, faults: impl IntoIterator<Item = ObjectFault>, is_watched: bool) {
+        for ObjectFault { reason, error } in faults {
             match reason {
                 Reason::ProfileNotFound
                 | Reason::ProfileInvalid

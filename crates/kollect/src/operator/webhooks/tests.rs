@@ -183,7 +183,7 @@ async fn scopes_are_enforced_with_the_field_that_breaks_them() {
     test.review(inventory(defaulted)).await.allowed(&missing);
     test.review(inventory(json!({ "exportMinInterval": "1m" })))
         .await
-        .denied(403, &["spec.exportMinInterval = \"1m0s\": KollectScope limits asks for at least 5m0s"]);
+        .denied(403, &["spec.exportMinInterval = \"1m0s\": KollectScope limits requires at least 5m0s"]);
     let quick = json!({ "databaseSinkRefs": [{ "name": "portal", "exportMinInterval": "0s" }] });
     test.review(inventory(quick)).await.denied(403, &["spec.databaseSinkRefs[0].exportMinInterval = \"0s\""]);
     test.review(inventory(json!({ "databaseSinkRefs": ["other"] })))
@@ -338,9 +338,9 @@ async fn an_object_in_a_namespace_that_is_not_watched_gets_one_warning() {
     let mut elsewhere = create("KollectTarget", "t", &json!({ "profileRef": "p" }));
     elsewhere["request"]["object"]["metadata"]["namespace"] = json!("other");
     let answer = test.review(elsewhere).await;
-    answer.allowed(&["looks at shop only (--watch-namespaces)"]);
+    answer.allowed(&["watches shop only (--watch-namespaces)"]);
     let cluster = create("KollectClusterScope", "s", &json!({}));
-    test.review(cluster).await.allowed(&["looks at shop only"]);
+    test.review(cluster).await.allowed(&["watches shop only"]);
 }
 
 #[tokio::test]

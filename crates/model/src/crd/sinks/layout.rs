@@ -9,11 +9,11 @@ use super::{super::rules, path_template};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Layout {
-    /// One file, one file per row, or an index and one file per row. Default: document; perResource when every row
-    /// is a whole object.
+    /// One file, one file per row, or an index and one file per row. Default: document; perResource when each row
+    /// embeds its whole object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<LayoutMode>,
-    /// What a file per row holds. Default: item; manifest when every row is a whole object.
+    /// What the file of one row contains. Default: item; manifest when each row embeds its whole object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<LayoutContent>,
     /// Path of a row's file. Default: {cluster}/{sourceNamespace}/{kind}/{sourceName}{extension}
@@ -30,7 +30,7 @@ pub struct Layout {
         ),
     ])))]
     pub path_template: Option<String>,
-    /// The index of mode split.
+    /// The index file that mode split writes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub index: Option<LayoutIndex>,
     /// How path segments are made.
@@ -50,7 +50,7 @@ pub enum LayoutMode {
     Split,
 }
 
-/// What a file per row holds.
+/// What the file of one row contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum LayoutContent {
@@ -62,7 +62,7 @@ pub enum LayoutContent {
     Manifest,
 }
 
-/// The index of mode split.
+/// The index file that mode split writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LayoutIndex {
@@ -95,7 +95,7 @@ pub struct FileName {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum GroupInPath {
-    /// Where there is one.
+    /// Only if the object has an API group.
     Auto,
     /// Always.
     Always,

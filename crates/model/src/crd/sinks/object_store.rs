@@ -9,7 +9,7 @@ use super::FileFormat;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectStore {
-    /// Format; the same as serialization.format.
+    /// Another way to set serialization.format.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub format: Option<ObjectFormat>,
     /// Attributes that become columns of Parquet files. Default: image, version.

@@ -52,7 +52,7 @@ impl BenchDestination for Stream<'_> {
 
     async fn written(&self) -> Result<usize> {
         let mut subscription = self.subscription.lock().await;
-        let Subscription { client, messages, count } = subscription.as_mut().context("nobody listens")?;
+        let Subscription { client, messages, count } = subscription.as_mut().context("no subscription")?;
         // The answer arrives after all messages that the server had taken before. `flush` does not wait for them.
         let answer = client.new_inbox();
         let mut end = client.subscribe(answer.clone()).await?;

@@ -145,7 +145,7 @@ fn ssh_path(path: &str) -> Result<String, String> {
 
 fn decoded(text: &str) -> Result<String, String> {
     let decoded = percent_decode_str(text).decode_utf8();
-    decoded.map(Into::into).map_err(|_| "has percent signs that spell no text".into())
+    decoded.map(Into::into).map_err(|_| "has percent-encoding that is not valid UTF-8".into())
 }
 
 /// The error for an address without a scheme: most often it is the short form of SSH.

@@ -114,7 +114,7 @@ impl GitServer for HttpServer {
             }
             return Ok((Box::new(requests), ServiceAnswer::new(response.into_body())));
         }
-        Err(TransportError::Malformed("the server redirects in circles"))
+        Err(TransportError::Malformed("the server redirects more than 5 times"))
     }
 }
 
@@ -288,7 +288,7 @@ impl HttpRequests<'_> {
                  username and password, in spec.git.auth.secretRef",
             ),
             StatusCode::FORBIDDEN => {
-                (SinkReason::Forbidden, "the server knows who we are and does not let us")
+                (SinkReason::Forbidden, "the server accepts the credentials and denies access")
             }
             StatusCode::NOT_FOUND | StatusCode::GONE => {
                 (SinkReason::Missing, "there is no such repository, or none for these credentials")

@@ -280,7 +280,7 @@ const NOT_GIT: TransportError =
 const SHA256: TransportError = TransportError::Malformed(
     "the repository names objects by SHA-256, which is not supported; make one with SHA-1",
 );
-const TOO_LONG: TransportError = TransportError::Malformed("the answer is longer than any that makes sense");
+const TOO_LONG: TransportError = TransportError::Malformed("the answer is larger than the limit");
 
 /// The error of a server that has stopped with a message.
 fn refusal(data: &[u8]) -> TransportError {
@@ -307,7 +307,7 @@ impl AdvertisedRefs {
         if self.capabilities.iter().any(|found| found == capability) {
             return Ok(());
         }
-        Err(TransportError::Malformed("the server is too old: it cannot report beside data"))
+        Err(TransportError::Malformed("the server is too old: it lacks side-band-64k or report-status"))
     }
 }
 

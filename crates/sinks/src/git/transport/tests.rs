@@ -202,7 +202,7 @@ async fn push_and_fetch(remote: &Remote, server: &ServerRepository) {
     assert_eq!(server.git(&["show", "main:rows.json"]).unwrap(), "2");
     assert_eq!(server.git(&["rev-list", "--count", "main"]).unwrap(), "2\n");
 
-    let unknown = ours.commit(None, b"nobody has seen this");
+    let unknown = ours.commit(None, b"not pushed");
     let (_, size) = theirs.fetch(remote, second, &[unknown, first], None).await.unwrap();
     let commit = theirs.repository.find_commit(second).unwrap();
     assert!(commit.tree().unwrap().get_name("rows.json").is_some());

@@ -1,7 +1,7 @@
 use std::sync::LazyLock;
 
 use super::{
-    RowAction::{Ignore, Read, Reselect},
+    EventDecision::{Ignore, Read, Reselect},
     *,
 };
 

@@ -24,7 +24,7 @@ pub(super) const SHAPES: &[&str] = &[
 /// Evaluates on the whole object and on the part that the expression reads.
 pub(super) fn assert_reads_enough(text: &str, expression: &Expression) {
     let mut projection = Projection::default();
-    expression.project(&mut projection);
+    expression.add_reads_to(&mut projection);
     for shape in SHAPES {
         let expected = outcome(expression, &read(shape, &Projection::everything()));
         let part = outcome(expression, &read(shape, &projection));
@@ -88,14 +88,14 @@ fn an_expression_reads_only_the_parts_that_it_needs() {
     ] {
         let expression = compile(text);
         let mut projection = Projection::default();
-        expression.project(&mut projection);
+        expression.add_reads_to(&mut projection);
         let mut found = String::new();
         read(OBJECT, &projection).write(&mut found);
         assert_eq!(found, expected, "{text}");
         assert_eq!(expression.reads_namespace(), text.contains("namespaceObject"), "{text}");
     }
     let mut projection = Projection::default();
-    compile("string(object)").project(&mut projection);
+    compile("string(object)").add_reads_to(&mut projection);
     assert!(projection.is_everything());
 }
 

@@ -258,7 +258,7 @@ impl SinkServersState {
         let id = claim.destination_id.as_deref().unwrap_or_default();
         let is_repeated = !self.take_overs_done.insert(take_over(id));
         if is_repeated || !is_requested {
-            let why = if is_requested { "it has done so before" } else { "nothing asks for it" };
+            let why = if is_requested { "it has done so before" } else { "it was not requested" };
             let cluster = &sender.cluster;
             let violation = format!("{cluster} takes {inventory} in {destination} from {from}, and {why}");
             self.violation.get_or_insert(violation);

@@ -117,7 +117,7 @@ async fn certificates_of_server_and_client_are_checked() {
     let any_server = TestRemote { ca: None, insecure: true, ..trusted_remote() };
     any_server.remote(&url).refs().await.unwrap();
     let plain = trusted_remote().remote(&http.plain_url("certified").replace("http:", "https:")).refs().await;
-    assert_error(plain, SinkReason::Incompatible, &["does not speak TLS"]);
+    assert_error(plain, SinkReason::Incompatible, &["does not use TLS"]);
 
     let url = http.certified_url("certified");
     let secret = vec![
@@ -126,7 +126,7 @@ async fn certificates_of_server_and_client_are_checked() {
     ];
     TestRemote { secret, ..trusted_remote() }.remote(&url).refs().await.unwrap();
     let without = trusted_remote().remote(&url).refs().await;
-    assert_error(without, SinkReason::Forbidden, &["does not let us", "HTTP 403"]);
+    assert_error(without, SinkReason::Forbidden, &["denies access", "HTTP 403"]);
 }
 
 #[tokio::test]

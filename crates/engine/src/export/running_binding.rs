@@ -59,24 +59,24 @@ enum ConnectionPhase {
     /// The next attempt opens the sink, claims the inventory and compares.
     Closed,
     /// The inventory is claimed, and this is known about what the sink holds.
-    Claimed(Box<ClaimedSink>, SinkContents),
+    Claimed(Box<ClaimedSink>, KnownContents),
 }
 
 /// What is known about what a sink holds.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum SinkContents {
+enum KnownContents {
     /// Nothing: it must be read before anything is written.
     Unknown,
     /// The rows that were written.
     Known,
     /// The rows that were written, unless another writer has changed them: they are read again.
     Uncertain,
-    /// The rows of the last comparison: a write would remove too many of them.
-    Held,
+    /// The rows of the last comparison: a write would remove too many of them, and the removal guard blocks it.
+    RemovalsBlocked,
 }
 
-/// Shortest time between two comparisons while removals are held.
-const HELD_COMPARISON_INTERVAL: Duration = Duration::from_secs(10);
+/// Shortest time between two comparisons while removals are blocked.
+const BLOCKED_COMPARISON_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Waiting for the cadence is reported only if it takes longer than this.
 const REPORT_WAIT_AFTER: Duration = Duration::from_secs(1);
@@ -170,7 +170,7 @@ impl<'a> RunningBinding<'a> {
             self.changes = self.rows.changes(&binding.targets);
             binding.progress.follow(self.changes.waiting());
             if let ConnectionPhase::Claimed(_, contents) = &mut self.phase {
-                *contents = SinkContents::Unknown;
+                *contents = KnownContents::Unknown;
             }
         }
         self.read_again();
@@ -182,17 +182,19 @@ impl<'a> RunningBinding<'a> {
     /// Marks the contents of the sink, so that they are read again.
     pub(super) fn read_again(&mut self) {
         match &mut self.phase {
-            ConnectionPhase::Claimed(_, contents @ SinkContents::Known) => {
-                *contents = SinkContents::Uncertain;
+            ConnectionPhase::Claimed(_, contents @ KnownContents::Known) => {
+                *contents = KnownContents::Uncertain;
             }
-            ConnectionPhase::Claimed(_, contents @ SinkContents::Held) => *contents = SinkContents::Unknown,
-            ConnectionPhase::Claimed(_, SinkContents::Unknown | SinkContents::Uncertain)
+            ConnectionPhase::Claimed(_, contents @ KnownContents::RemovalsBlocked) => {
+                *contents = KnownContents::Unknown;
+            }
+            ConnectionPhase::Claimed(_, KnownContents::Unknown | KnownContents::Uncertain)
             | ConnectionPhase::Closed => {}
         }
     }
 
-    fn is_held(&self) -> bool {
-        matches!(self.phase, ConnectionPhase::Claimed(_, SinkContents::Held))
+    fn is_blocked(&self) -> bool {
+        matches!(self.phase, ConnectionPhase::Claimed(_, KnownContents::RemovalsBlocked))
     }
 
     /// How long to wait before the next attempt; `None`: this process may not write any more.
@@ -278,8 +280,8 @@ impl<'a> RunningBinding<'a> {
         }
         let now = Instant::now();
         let mut due = cadence.next_write(self.last_write, now);
-        if let Some(compared) = self.last_comparison.filter(|_| self.is_held()) {
-            due = due.max(compared + HELD_COMPARISON_INTERVAL);
+        if let Some(compared) = self.last_comparison.filter(|_| self.is_blocked()) {
+            due = due.max(compared + BLOCKED_COMPARISON_INTERVAL);
         }
         if due > now + REPORT_WAIT_AFTER && !self.changes.is_empty() {
             self.binding.progress.wait_until(due);
@@ -309,7 +311,7 @@ impl<'a> RunningBinding<'a> {
         // Which of several rows of one object counts depends on all of them.
         let may_have_duplicates = binding.row_filter.one_row_per_object && !self.changes.is_empty();
         // The sink may hold rows of a kind that can be seen again, which could not be removed before.
-        let compare = !matches!(self.phase, ConnectionPhase::Claimed(_, SinkContents::Known))
+        let compare = !matches!(self.phase, ConnectionPhase::Claimed(_, KnownContents::Known))
             || seen != self.seen
             || may_have_duplicates;
         if !compare && self.changes.is_empty() {
@@ -320,7 +322,7 @@ impl<'a> RunningBinding<'a> {
         binding.progress.begin(Activity::Comparing, None);
         let (mut sink, contents) = match mem::replace(&mut self.phase, ConnectionPhase::Closed) {
             ConnectionPhase::Claimed(sink, contents) => (sink, contents),
-            ConnectionPhase::Closed => (Box::new(self.claim(report).await?), SinkContents::Unknown),
+            ConnectionPhase::Closed => (Box::new(self.claim(report).await?), KnownContents::Unknown),
         };
         let contents = match sink.delivery() {
             Delivery::Snapshots => self.send_snapshot(&mut sink, report).await?,
@@ -378,10 +380,10 @@ impl<'a> RunningBinding<'a> {
     async fn compare(
         &mut self,
         sink: &mut ClaimedSink,
-        contents: SinkContents,
+        contents: KnownContents,
         (changes, causes): (Vec<StoreChange>, RemovalCauses),
         report: &impl Fn(BindingEvent<'_>),
-    ) -> Result<SinkContents, AttemptStopped> {
+    ) -> Result<KnownContents, AttemptStopped> {
         let binding = self.binding.clone();
         let unwritten: BTreeSet<RowKey> = changes.into_iter().map(|change| change.key).collect();
         let mut snapshot = self.rows.snapshot_of_seen(&binding.targets, binding.outside.clone());
@@ -389,16 +391,16 @@ impl<'a> RunningBinding<'a> {
         self.changes.rebase(&snapshot);
         binding.row_filter.apply(&mut snapshot);
         let mut difference = sink.compare(&binding, &snapshot, &seen).await?;
-        let held = binding.removal_guard.as_ref().and_then(|guard| {
+        let blocked = binding.removal_guard.as_ref().and_then(|guard| {
             let (delta, held) = (&difference.delta, difference.held_rows());
-            guard.holds(delta, held, &snapshot, &binding.row_filter, &causes, &binding.selection)
+            guard.blocks(delta, held, &snapshot, &binding.row_filter, &causes, &binding.selection)
         });
-        if let Some(held) = held {
+        if let Some(blocked) = blocked {
             (self.seen, self.last_comparison) = (seen, Some(Instant::now()));
             binding.progress.forget_contents();
             binding.progress.tried(binding.version);
-            report(BindingEvent::RemovalsHeld(&held));
-            return Ok(SinkContents::Held);
+            report(BindingEvent::RemovalsHeld(&blocked));
+            return Ok(KnownContents::RemovalsBlocked);
         }
         self.check_may_write()?;
         let delta = &difference.delta;
@@ -411,9 +413,9 @@ impl<'a> RunningBinding<'a> {
         }
         let is_drift = |key: &&RowKey| !unwritten.contains(*key) && !self.refused.contains_key(*key);
         let drifted = match contents {
-            SinkContents::Unknown | SinkContents::Held => 0,
-            SinkContents::Known | SinkContents::Uncertain if seen != self.seen => 0,
-            SinkContents::Known | SinkContents::Uncertain => keys(delta).filter(is_drift).count(),
+            KnownContents::Unknown | KnownContents::RemovalsBlocked => 0,
+            KnownContents::Known | KnownContents::Uncertain if seen != self.seen => 0,
+            KnownContents::Known | KnownContents::Uncertain => keys(delta).filter(is_drift).count(),
         };
         let before = |key: &RowKey| difference.before.get(key).copied();
         let refused = receipt.refused.iter().map(|refusal| {
@@ -430,7 +432,7 @@ impl<'a> RunningBinding<'a> {
         let (outcome, left_alone) = difference.into_outcome(receipt, drifted);
         self.left_alone = left_alone;
         report(BindingEvent::Compared(&outcome));
-        Ok(SinkContents::Known)
+        Ok(KnownContents::Known)
     }
 
     /// Writes what has changed since the last time.
@@ -440,7 +442,7 @@ impl<'a> RunningBinding<'a> {
         changes: Vec<StoreChange>,
         reached: Revision,
         report: &impl Fn(BindingEvent<'_>),
-    ) -> Result<SinkContents, AttemptStopped> {
+    ) -> Result<KnownContents, AttemptStopped> {
         let binding = self.binding.clone();
         let mut refused_before = Vec::new();
         let wanted = changes.into_iter().filter(|change| binding.row_filter.takes(&change.key));
@@ -463,7 +465,7 @@ impl<'a> RunningBinding<'a> {
                     &Receipt { refused: self.refusals(), ..Receipt::default() },
                 ));
             }
-            return Ok(SinkContents::Known);
+            return Ok(KnownContents::Known);
         }
         self.check_may_write()?;
         let mut receipt = sink.write(&binding, &delta, reached.visible_up_to(), &self.seen).await?;
@@ -486,7 +488,7 @@ impl<'a> RunningBinding<'a> {
         receipt.refused = self.refusals();
         binding.selection.acknowledge(false);
         report(BindingEvent::Written(&delta, &receipt));
-        Ok(SinkContents::Known)
+        Ok(KnownContents::Known)
     }
 
     /// The acknowledgement of a write; [`Self::refused`] must be up to date.
@@ -505,7 +507,7 @@ impl<'a> RunningBinding<'a> {
         &mut self,
         sink: &mut ClaimedSink,
         report: &impl Fn(BindingEvent<'_>),
-    ) -> Result<SinkContents, AttemptStopped> {
+    ) -> Result<KnownContents, AttemptStopped> {
         let binding = self.binding.clone();
         let TakenChanges { changes, since, .. } = self.changes.take_all();
         let taken = since.map(|since| (changes.len(), since)).filter(has_rows);
@@ -530,7 +532,7 @@ impl<'a> RunningBinding<'a> {
         if blind && binding.last_checksum.get().is_some() {
             binding.progress.tried(binding.version);
             report(BindingEvent::HeldBack { coverage: &coverage::unseen(&seen, is_seen) });
-            return Ok(SinkContents::Known);
+            return Ok(KnownContents::Known);
         }
         let added = snapshot.rows.values().cloned().collect();
         let delta = Delta { added, ..Delta::default() };
@@ -550,7 +552,7 @@ impl<'a> RunningBinding<'a> {
         let is_complete = !blind;
         let outcome = Outcome { delta, receipt, unchanged: 0, left_alone: 0, drifted: 0, is_complete, kept };
         report(BindingEvent::Compared(&outcome));
-        Ok(SinkContents::Known)
+        Ok(KnownContents::Known)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{
 
 /// What a turn checks.
 #[derive(Default)]
-pub(super) struct TurnChecks {
+pub(super) struct ObjectsToCheck {
     /// All objects.
     pub(super) everything: bool,
     /// These objects.
@@ -53,7 +53,7 @@ pub(super) fn inventory_name((_, (namespace, name)): &ObjectKey) -> InventoryNam
     InventoryName { namespace, name: name.clone() }
 }
 
-impl TurnChecks {
+impl ObjectsToCheck {
     /// Adds the inventories of bindings.
     pub(super) fn add_bindings(&mut self, bindings: BTreeSet<BindingName>) {
         self.objects.extend(bindings.iter().map(|binding| inventory_key(&binding.inventory)));
@@ -62,14 +62,14 @@ impl TurnChecks {
 
 impl Operator {
     /// Collects what has changed since the last turn.
-    pub(super) fn turn_checks(
+    pub(super) fn objects_to_check(
         &mut self,
         cache: &ObjectCache,
         changed_statuses: BTreeSet<ObjectKey>,
         resolution: &Resolution,
         everything: bool,
-    ) -> TurnChecks {
-        let mut checks = TurnChecks { everything, ..TurnChecks::default() };
+    ) -> ObjectsToCheck {
+        let mut checks = ObjectsToCheck { everything, ..ObjectsToCheck::default() };
         self.add_changed_targets(resolution, &mut checks);
         self.add_changed_bindings(cache, resolution, &mut checks);
         self.add_ended_probes(cache, &mut checks);
@@ -82,7 +82,7 @@ impl Operator {
     }
 
     /// Adds targets whose rows, failures or coverage have changed, and their inventories.
-    fn add_changed_targets(&self, resolution: &Resolution, checks: &mut TurnChecks) {
+    fn add_changed_targets(&self, resolution: &Resolution, checks: &mut ObjectsToCheck) {
         let mut targets = self.rows.take_changed_targets();
         let kinds = self.collector.coverage().take_changed_kinds();
         if !kinds.is_empty() {
@@ -98,7 +98,12 @@ impl Operator {
         }
     }
 
-    fn add_changed_bindings(&self, cache: &ObjectCache, resolution: &Resolution, checks: &mut TurnChecks) {
+    fn add_changed_bindings(
+        &self,
+        cache: &ObjectCache,
+        resolution: &Resolution,
+        checks: &mut ObjectsToCheck,
+    ) {
         let changed = self.binding_states.take_changed();
         checks.destinations |= changed.destinations;
         for binding in &changed.bindings {
@@ -118,7 +123,7 @@ impl Operator {
         checks.add_bindings(changed.bindings);
     }
 
-    fn add_ended_probes(&self, cache: &ObjectCache, checks: &mut TurnChecks) {
+    fn add_ended_probes(&self, cache: &ObjectCache, checks: &mut ObjectsToCheck) {
         for (probed, failed) in self.probes.take_ended() {
             let sink = match probed {
                 Probed::Sink(family, name) => {
@@ -140,7 +145,7 @@ impl Operator {
         &self,
         cache: &ObjectCache,
         changed: BTreeSet<ObjectKey>,
-        checks: &mut TurnChecks,
+        checks: &mut ObjectsToCheck,
     ) {
         for key in changed {
             let is_inventory = matches!(key.0, "KollectInventory" | "KollectClusterInventory");
@@ -155,7 +160,7 @@ impl Operator {
     }
 
     /// Adds profiles and targets whose rows may have arrived in the sinks of the inventories that are checked.
-    fn add_unexported(&self, resolution: &Resolution, checks: &mut TurnChecks) {
+    fn add_unexported(&self, resolution: &Resolution, checks: &mut ObjectsToCheck) {
         if self.unexported.is_empty() {
             return;
         }
