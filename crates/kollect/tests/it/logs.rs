@@ -75,6 +75,7 @@ impl<'de> Visitor<'de> for UniqueKeys {
 /// Fails for a line that has a key twice. Lines that are no JSON are not from the log.
 #[track_caller]
 pub(crate) fn check_lines(log: &str) {
+    kollect_testbed::messages::record("log", log);
     for line in log.split_inclusive('\n').filter(|line| line.starts_with('{') && line.ends_with('\n')) {
         let error = serde_json::from_str::<UniqueKeys>(line).err().map(|error| error.to_string());
         assert_eq!(error, None, "{line}");

@@ -16,5 +16,6 @@ mod manifests;
 mod operator;
 mod postgres;
 mod program;
+mod reference;
 mod scale;
 mod watch;

@@ -369,7 +369,7 @@ fn problems_are_reported_with_their_reason_and_end_when_they_are_corrected() {
     test.apply_kollect("KollectDatabaseSink", "portal", test.sink());
     test.wait_for_condition("kollectinventory/all", "Degraded", "True SecretResolveFailed");
     test.wait_for_condition("kollectdatabasesink/portal", "ConnectionVerified", "False SecretResolveFailed");
-    test.apply_secret("postgres://nobody@127.0.0.1:1/x");
+    test.apply_secret("postgres://user@127.0.0.1:1/x");
     test.wait_for_condition("kollectdatabasesink/portal", "ConnectionVerified", "False ConnectionTestFailed");
     test.apply_kollect(
         "KollectProfile",

@@ -8,6 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kollect_testbed::messages;
+
 /// The result of a run of the program.
 pub(crate) struct Finished {
     pub(crate) code: i32,
@@ -84,9 +86,11 @@ pub(crate) fn kollect_with_input<S: AsRef<OsStr>>(
         .unwrap();
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    messages::record("cli", &stderr);
     Finished {
         code: output.status.code().unwrap(),
         stdout: String::from_utf8(output.stdout).unwrap(),
-        stderr: String::from_utf8(output.stderr).unwrap(),
+        stderr,
     }
 }

@@ -1,4 +1,4 @@
-//! Conditions that no other test covers: each with its reason, as docs/conditions.md lists them.
+//! Conditions that no other test covers: each with its reason, as docs/reference/conditions.md lists them.
 
 use std::net::TcpListener;
 
@@ -28,7 +28,7 @@ fn specs_that_are_invalid_or_denied_are_reported_with_a_reason() {
     apply_target("two-kinds", "maps", json!({ "resourceRules": [{ "gvk": gvk }, service] }));
     let files = json!({ "type": "filesystem", "filesystem": { "path": "x" } });
     test.apply_kollect("KollectSnapshotSink", "files", files);
-    test.apply_kollect("KollectInventory", "nowhere", json!({ "targetRefs": ["maps", "nobody"] }));
+    test.apply_kollect("KollectInventory", "nowhere", json!({ "targetRefs": ["maps", "missing"] }));
     test.apply_kollect("KollectInventory", "files", json!({ "snapshotSinkRefs": ["files"] }));
     test.apply_kollect(
         "KollectConnectionTest",
@@ -37,8 +37,8 @@ fn specs_that_are_invalid_or_denied_are_reported_with_a_reason() {
     );
     test.apply_kollect(
         "KollectConnectionTest",
-        "nobody",
-        json!({ "sinkRef": { "snapshotSinkRef": "nobody" }, "ttlSecondsAfterFinished": 3600 }),
+        "missing",
+        json!({ "sinkRef": { "snapshotSinkRef": "missing" }, "ttlSecondsAfterFinished": 3600 }),
     );
     test.start(&[]);
     test.wait_for_condition("kollectprofile/broken", "Degraded", "True InvalidSpec");
@@ -55,8 +55,8 @@ fn specs_that_are_invalid_or_denied_are_reported_with_a_reason() {
     test.wait_for_condition("kollectinventory/nowhere", "SinkReachable", "True NoSinksConfigured");
     test.wait_for_condition("kollectinventory/nowhere", "TargetsMissing", "True TargetNotFound");
     test.wait_for_condition("kollectconnectiontest/files", "ConnectionVerified", "False InvalidSpec");
-    test.wait_for_condition("kollectconnectiontest/nobody", "ConnectionVerified", "False SinkNotFound");
-    test.wait_for_condition("kollectconnectiontest/nobody", "Ready", "False SinkNotFound");
+    test.wait_for_condition("kollectconnectiontest/missing", "ConnectionVerified", "False SinkNotFound");
+    test.wait_for_condition("kollectconnectiontest/missing", "Ready", "False SinkNotFound");
 
     // A scope that is created later takes effect without a change of anything else.
     test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
@@ -99,7 +99,7 @@ fn kinds_that_cannot_be_listed_are_reported_with_what_to_grant() {
         test.apply_kollect("KollectTarget", name, spec);
     };
     // Widgets are not served, and services may not be listed.
-    let widgets = || kind("nobody.example", "Widget");
+    let widgets = || kind("missing.example", "Widget");
     apply_target("widgets", json!([widgets()]));
     apply_target("some-widgets", json!([widgets(), kind("", "ConfigMap")]));
     apply_target("services", json!([kind("", "Service")]));
@@ -138,7 +138,7 @@ fn kinds_that_cannot_be_listed_are_reported_with_what_to_grant() {
     let (message, status) = blindness("kollecttarget/some-services");
     let denied = format!(
         "the operator may not list and watch services in namespace {namespace}: grant both verbs to its ServiceAccount \
-         there, or remove it from "
+         there, or leave the namespace out of "
     );
     assert_eq!(message, format!("{denied}the target's selection"));
     assert_eq!(

@@ -15,7 +15,7 @@ pub(super) const PLAIN: [&str; 4] =
     ["--metrics-bind-address", "127.0.0.1:0", "--metrics-secure=false", "--enable-http2"];
 
 fn metrics_page() -> String {
-    std::fs::read_to_string(root().join("docs/metrics.md")).unwrap()
+    std::fs::read_to_string(root().join("docs/reference/metrics.md")).unwrap()
 }
 
 /// Requests `/metrics`. Returns status and body.
@@ -182,7 +182,7 @@ fn kinds_that_cannot_be_watched_have_a_metric_with_the_reason() {
         "KollectProfile",
         "widgets",
         json!({
-            "targetGVK": { "group": "nobody.example", "version": "v1", "kind": "Widget" },
+            "targetGVK": { "group": "missing.example", "version": "v1", "kind": "Widget" },
             "attributes": [{ "name": "n", "path": "$.metadata.name" }],
         }),
     );
@@ -192,7 +192,7 @@ fn kinds_that_cannot_be_watched_have_a_metric_with_the_reason() {
         json!({ "profileRef": "widgets", "includedNamespaces": [test.namespace] }),
     );
     test.start(&PLAIN);
-    let labels = r#"gvk="nobody.example/v1 Widget""#;
+    let labels = r#"gvk="missing.example/v1 Widget""#;
     test.wait_for_metric(&format!(r#"kollect_coverage_blind{{{labels},reason="NotServed"}}"#), 1.0);
     test.wait_for_metric(&format!("kollect_watch_synced{{{labels}}}"), 0.0);
     // After a while it is certain that the kind does not exist.

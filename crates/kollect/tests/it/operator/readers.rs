@@ -489,7 +489,7 @@ fn restored_destinations_catch_up_and_readers_see_no_partial_delta() {
     }
     // No object was edited for this, and nothing is written any more.
     let log = fs::read_to_string(test.dir.path().join("operator.log")).unwrap();
-    assert!(log.contains("gone back to an earlier state"), "{log}");
+    assert!(log.contains("restored to an earlier state"), "{log}");
 }
 
 #[test]

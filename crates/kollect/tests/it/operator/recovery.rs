@@ -117,7 +117,7 @@ fn a_corrected_sink_is_tried_at_once_on_request() {
     // Nothing has changed: it fails again, and the command does not wait until it is Ready.
     let failed = test.reconcile("inventory/all", 60).unwrap_err();
     assert!(failed.contains("not Ready: KollectInventory all in namespace"), "{failed}");
-    assert!(failed.contains("ExportTerminal: 0 of 1 sink holds the rows; not database/portal"), "{failed}");
+    assert!(failed.contains("ExportTerminal: 0 of 1 sink holds the rows; database/portal"), "{failed}");
     test.wait_for_condition("kollectinventory/all", "Degraded", "True ExportTerminal");
     // The administrator creates the tables from the preview of the sink.
     server.psql(&test.expected_ddl("kollectdatabasesink/portal")).unwrap();
@@ -164,7 +164,7 @@ fn a_reconcile_request_times_out_while_no_operator_runs() {
     let test = OperatorTest::new("no-operator");
     test.install();
     let failed = test.reconcile("inventory/all", 2).unwrap_err();
-    assert!(failed.contains("not done after 2 s: no operator has dealt with it"), "{failed}");
+    assert!(failed.contains("not done after 2 s: no operator has handled it"), "{failed}");
 }
 
 #[test]

@@ -85,7 +85,7 @@ fn targets_that_match_nothing_are_reported_with_what_to_do() {
             "roles",
             "ClusterRole are in no namespace, and the spec selects namespaces: remove spec.namespaceSelector",
         ),
-        ("unlabelled", "no namespace has the labels that the spec asks for"),
+        ("unlabelled", "no namespace has the labels that the spec requires"),
         ("no-object", "no object of v1 ConfigMap matches the selectors"),
     ] {
         let message = test.condition_message(&format!("kollecttarget/{target}"), "Unmatched");

@@ -64,7 +64,7 @@ fn check_authorization(
         let token = test.plane.kubectl(&["create", "token", account, "-n", &test.namespace]).unwrap();
         format!("Authorization: Bearer {}\r\n", token.trim())
     };
-    let (reader, without_rights) = (bearer("reader"), bearer("nobody"));
+    let (reader, without_rights) = (bearer("reader"), bearer("other"));
     let labels = json!({ "name": format!("{}-metrics", test.namespace) });
     let account = json!({ "kind": "ServiceAccount", "name": "reader", "namespace": test.namespace });
     let role = std::fs::read_to_string(root().join("config/rbac/metrics_reader_role.yaml")).unwrap();
