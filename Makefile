@@ -15,6 +15,13 @@ demo: ## The operator at work, on a throw-away control plane (needs no cluster)
 	@cargo build -p kollect --no-default-features --features git,postgres,sqlite
 	@cargo run -p kollect-testbed -- demo target/debug/kollect
 
+.PHONY: playground
+playground: ## A control plane, PostgreSQL, NATS and the operator until Ctrl-C: for docs/start
+	@scripts/tools cargo go cc git postgres
+	@echo "Building kollect; the first time takes some minutes"
+	@cargo build -p kollect
+	@cargo run --quiet -p kollect-testbed -- playground target/debug/kollect
+
 .PHONY: check
 check: lint ## While you work: format, lints, unit and pipeline tests; no servers
 	cargo test --quiet --workspace --exclude kollect-testbed --lib --bins -- $$(scripts/server-tests)
@@ -22,7 +29,15 @@ check: lint ## While you work: format, lints, unit and pipeline tests; no server
 # Builds the servers first: tests have time limits, and must not compete with compilers for the CPU.
 .PHONY: test
 test: lint servers ## What CI runs: format, lints, generated files, unit, pipeline and real-server tests
-	SEEDS=$(or $(SEEDS),2000) cargo test --workspace --no-fail-fast
+	rm -rf target/messages
+	KOLLECT_MESSAGES=$(CURDIR)/target/messages SEEDS=$(or $(SEEDS),2000) cargo test --workspace --no-fail-fast
+	cargo run --quiet -p kollect-testbed -- messages check target/messages $(MESSAGES)
+
+# What users read, as the tests have seen it. A change of words is a difference of this file.
+MESSAGES := crates/kollect/testdata/messages.txt
+.PHONY: messages
+messages: tools ## Write the listing of messages that the last `make test` has seen
+	cargo run --quiet -p kollect-testbed -- messages write target/messages $(MESSAGES)
 
 .PHONY: test-all
 test-all: test check-features check-simulator ## What runs nightly: all tests, each feature alone, planted faults, the real-server tests again and again
@@ -77,8 +92,47 @@ check-simulator: tools ## Plant faults in the operator, one after the other: the
 .PHONY: generate
 generate: tools ## Rewrite the generated files
 	cargo build --quiet -p kollect
-	rm -f config/crd/bases/*.yaml
+	rm -f config/crd/bases/*.yaml docs/reference/kinds/*.md
 	target/debug/kollect crds --dir config/crd/bases
+	UPDATE=1 cargo test --quiet -p kollect --test it reference::
+
+# Programs from crates.io for documentation and checks, in their own directory below target/.
+TOOLS := target/tools
+$(TOOLS)/bin/mdbook:
+	cargo install --quiet --locked --root $(TOOLS) mdbook@0.5.4 --no-default-features --features search
+$(TOOLS)/bin/cargo-deny:
+	cargo install --quiet --locked --root $(TOOLS) cargo-deny@0.20.2
+$(TOOLS)/bin/cargo-llvm-cov:
+	rustup component add llvm-tools
+	cargo install --quiet --locked --root $(TOOLS) cargo-llvm-cov@0.9.1
+
+.PHONY: docs
+docs: tools $(TOOLS)/bin/mdbook ## Make a book with search of docs/: target/book/docs/index.html
+	rm -rf target/book
+	$(TOOLS)/bin/mdbook build
+	cp -r config target/book/config
+	@echo "target/book/docs/index.html"
+
+.PHONY: deny
+deny: tools $(TOOLS)/bin/cargo-deny ## Check licences, sources and duplicates of dependencies (CI also checks advisories)
+	$(TOOLS)/bin/cargo-deny --locked check $(or $(CHECKS),licenses bans sources)
+
+# A static program: musl-gcc compiles the C libraries, and is not the linker.
+STATIC := x86_64-unknown-linux-musl
+.PHONY: dist
+dist: tools ## The program as a static binary for a release, with its bill of materials and checksums: target/dist
+	@scripts/tools musl-gcc
+	rustup target add $(STATIC)
+	CC_$(subst -,_,$(STATIC))=musl-gcc cargo build --release --locked -p kollect --target $(STATIC)
+	rm -rf target/dist && mkdir -p target/dist
+	cargo run --quiet -p kollect-testbed -- sbom > target/dist/kollect.cdx.json
+	tar --sort=name --owner=0 --group=0 --mtime=@0 -czf target/dist/kollect-$(or $(VERSION),dev)-linux-amd64.tar.gz \
+		-C target/$(STATIC)/release kollect -C $(CURDIR) LICENSE NOTICE
+	cd target/dist && sha256sum * > SHA256SUMS
+
+.PHONY: coverage
+coverage: servers $(TOOLS)/bin/cargo-llvm-cov ## Which lines tests run: a table by file; slow, in a target directory of its own
+	PATH="$(TOOLS)/bin:$$PATH" cargo llvm-cov --workspace --summary-only
 
 # Programs that the build and the tests need. As root on Debian missing ones are installed, otherwise named.
 .PHONY: tools
