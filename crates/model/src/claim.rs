@@ -77,13 +77,16 @@ impl Claim {
             WriterProgram::Operator => "an operator",
             WriterProgram::Cli => "the command line",
         };
-        let cluster = match self.owner.as_deref() {
-            Some(owner) if Some(owner) == reader => "this cluster".to_owned(),
-            Some(owner) => format!("cluster {owner}"),
-            None => "no cluster".to_owned(),
+        let (cluster, advice) = match self.owner.as_deref() {
+            Some(owner) if Some(owner) == reader => ("this cluster".to_owned(), ""),
+            Some(owner) => {
+                let advice = "; if that is intended, remove the sink from the inventory in this cluster";
+                (format!("cluster {owner}"), advice)
+            }
+            None => ("no cluster".to_owned(), ""),
         };
         let at = self.claimed_at.as_ref().map(|at| format!(" at {at}")).unwrap_or_default();
-        format!("{program} of {cluster} has claimed it{at} (epoch {})", self.epoch)
+        format!("{program} of {cluster} has claimed it{at} (epoch {}){advice}", self.epoch)
     }
 }
 
@@ -350,7 +353,8 @@ mod tests {
         let error = Claim::admits(Some(&other), &inventory(), &granted).unwrap_err().to_string();
         assert_eq!(
             error,
-            "write inventory team/all: an operator of cluster b has claimed it at 2026-11-17T05:00:00Z (epoch 9)"
+            "write inventory team/all: an operator of cluster b has claimed it at 2026-11-17T05:00:00Z (epoch 9); if that \
+             is intended, remove the sink from the inventory in this cluster"
         );
     }
 

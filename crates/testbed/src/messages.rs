@@ -220,6 +220,7 @@ fn normalized(text: &str) -> String {
             (r"(?s)(run: (?:CREATE|ALTER)).*", "$1 …"),
             (r"(?s)\n.*", " …"),
             (r"(known (?:here|in [a-z0-9./]+|kinds)): .*", "$1: …"),
+            (r"(resolve the host) \S+: .*", "$1 NAME: …"),
             (r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "UID"),
             (r"\d{4}-\d\d-\d\dT[0-9:.]+Z", "TIME"),
             (r#"\b[a-z]+://[^\s,;)"]*[^\s,;:)"]"#, "URL"),
@@ -237,6 +238,7 @@ fn normalized(text: &str) -> String {
             (r"\b(list|watch) [a-z]+(?:\.[a-z0-9.-]+)? in ", "$1 RESOURCE in "),
             (r"\b[a-z]+(?:\.[a-z0-9.-]+)? cannot be seen in ", "RESOURCE cannot be seen in "),
             (r"\b[a-z0-9-]*[a-z]-\d+(?:/[a-z0-9.-]+)?", "NAME"),
+            (r"\b([a-z]+)_\d+\b", "${1}_N"),
             (r"\b\d+(?:\.\d+)?(?:ms|µs|ns|s|m|h)(?:\d+(?:ms|s|m))*\b", "DURATION"),
             (r"\b\d+[A-Z]?\d*(?:\.\d+)*\b", "N"),
         ]
