@@ -10,9 +10,15 @@ use crate::Error;
 
 /// Every package with each of its sinks, from `cargo metadata`.
 pub fn of_workspace() -> Result<Vec<(String, String)>, Error> {
-    let action = "ask cargo for the features of the workspace";
+    Ok(in_metadata(&cargo_metadata(&["--no-deps"])?))
+}
+
+/// What `cargo metadata` prints with these arguments.
+pub(crate) fn cargo_metadata(arguments: &[&str]) -> Result<Value, Error> {
+    let action = "ask cargo for the metadata of the workspace";
     let output = Command::new("cargo")
-        .args(["metadata", "--no-deps", "--format-version", "1"])
+        .args(["metadata", "--format-version", "1"])
+        .args(arguments)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .map_err(Error::io(action))?;
@@ -20,8 +26,7 @@ pub fn of_workspace() -> Result<Vec<(String, String)>, Error> {
     if !output.status.success() {
         return Err(other(String::from_utf8_lossy(&output.stderr).into_owned()));
     }
-    let metadata = serde_json::from_slice(&output.stdout).map_err(|error| other(error.to_string()))?;
-    Ok(in_metadata(&metadata))
+    serde_json::from_slice(&output.stdout).map_err(|error| other(error.to_string()))
 }
 
 /// The features that `default` enables: the sinks. A feature whose name begins with `all-` is

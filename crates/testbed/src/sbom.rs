@@ -1,39 +1,18 @@
-//! The bill of materials of the program: every crate that is linked into it, with version, licence and checksum, as CycloneDX.
+//! The bill of materials of the program: every crate that is linked into it, with version and licence, as CycloneDX.
 //!
 //! `make dist` puts it beside the program. It is made from `cargo metadata`, and is the same for the same `Cargo.lock`.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    io,
-    process::Command,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use crate::Error;
+use crate::{Error, features::cargo_metadata};
 
 const PROGRAM: &str = "kollect";
 
 /// The bill of materials, as JSON text.
 pub fn of_program() -> Result<String, Error> {
-    let action = "ask cargo for the crates of the program";
-    let output = Command::new("cargo")
-        .args([
-            "metadata",
-            "--locked",
-            "--format-version",
-            "1",
-            "--filter-platform",
-            "x86_64-unknown-linux-musl",
-        ])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()
-        .map_err(Error::io(action))?;
-    let other = |why: String| Error::Io { action: action.to_owned(), source: io::Error::other(why) };
-    if !output.status.success() {
-        return Err(other(String::from_utf8_lossy(&output.stderr).into_owned()));
-    }
-    let metadata: Value = serde_json::from_slice(&output.stdout).map_err(|error| other(error.to_string()))?;
+    let metadata = cargo_metadata(&["--locked", "--filter-platform", "x86_64-unknown-linux-musl"])?;
     Ok(format!("{:#}\n", in_metadata(&metadata)))
 }
 
@@ -86,7 +65,8 @@ mod tests {
 
     #[test]
     fn the_bill_names_what_is_linked_and_not_what_tests_need() {
-        let bill: serde_json::Value = serde_json::from_str(&of_program().unwrap()).unwrap();
+        let text = of_program().unwrap();
+        let bill: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(bill["metadata"]["component"]["name"], "kollect");
         let names: Vec<&str> =
             bill["components"].as_array().unwrap().iter().filter_map(|one| one["name"].as_str()).collect();
@@ -96,6 +76,6 @@ mod tests {
         for not_linked in ["kollect-testbed", "tempfile"] {
             assert!(!names.contains(&not_linked), "{not_linked}");
         }
-        assert_eq!(of_program().unwrap(), of_program().unwrap());
+        assert_eq!(of_program().unwrap(), text, "the same bill twice");
     }
 }

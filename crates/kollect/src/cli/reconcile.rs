@@ -118,6 +118,9 @@ async fn reconcile(args: &ReconcileArgs) -> anyhow::Result<ExitCode> {
             .await
             .map_err(innermost_cause)
             .with_context(|| format!("get {kind} {name}{in_namespace}"))?;
+        if object.metadata.deletion_timestamp.is_some() {
+            bail!("{kind} {name}{in_namespace} is being deleted: the operator only cleans its sinks now");
+        }
         let progress = ReconcileProgress::of(&object, &requested);
         if progress.is_handled && !progress.is_reconciling {
             let line = format!("{kind} {name}{in_namespace}: {}", progress.message);
@@ -157,7 +160,6 @@ impl ReconcileProgress {
         let text = |key: &str| condition("Ready").and_then(|ready| ready[key].as_str()).unwrap_or_default();
         let is_handled = status["lastHandledRequestedAt"] == requested && is_current;
         let message = match (is_handled, condition("Ready")) {
-            _ if object.metadata.deletion_timestamp.is_some() => "it is being deleted".to_owned(),
             (_, None) => "it has no status yet".to_owned(),
             (false, Some(_)) => "the operator has not handled it yet".to_owned(),
             (true, Some(_)) => format!("{}: {}", text("reason"), text("message")),

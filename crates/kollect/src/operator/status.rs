@@ -46,7 +46,7 @@ use crate::{
     reason::Reason,
     resolve::{ObjectName, OperatorPolicy, Resolved, ResolvedTarget},
 };
-use blind::{CoverageLine, FORBIDDEN, cut, sentence};
+use blind::{CoverageLine, cut, sentence};
 
 /// The input of the status functions, besides the objects.
 pub(crate) struct StatusInputs<'a> {
@@ -234,8 +234,11 @@ impl StatusInputs<'_> {
         let beyond = self.set_scope_clipped(id, resolved, selected, conditions);
         let visibilities = self.rows.visibilities(std::slice::from_ref(id));
         let blind = sentence(coverage, "the target's selection");
-        let is_forbidden = |line: &CoverageLine| line.status.blind.as_deref() == Some(FORBIDDEN);
-        let unseen = if coverage.iter().any(is_forbidden) { Reason::ScopeForbidden } else { Reason::NotSeen };
+        let unseen = if coverage.iter().any(CoverageLine::is_forbidden) {
+            Reason::ScopeForbidden
+        } else {
+            Reason::NotSeen
+        };
         if let Some(blind) = &blind {
             conditions.set("Blind", true, unseen, blind.clone());
         }
@@ -267,7 +270,7 @@ impl StatusInputs<'_> {
             let message = conditions.because("nothing can be seen", "Blind");
             conditions.degraded(Reason::ScopeForbidden, message, false);
         } else if blind.is_some() && nothing_seen(coverage) {
-            let forbidden = coverage.iter().all(is_forbidden);
+            let forbidden = coverage.iter().all(CoverageLine::is_forbidden);
             let reason = if forbidden { Reason::ScopeForbidden } else { Reason::InformerRegistrationFailed };
             let message = conditions.because("nothing can be seen", "Blind");
             conditions.degraded(reason, message, false);

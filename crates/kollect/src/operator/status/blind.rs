@@ -10,7 +10,7 @@ use kollect_engine::{
     coverage::{Coverage, KindCoverage, WatchKey, WatchState},
     names,
     store::{Visibilities, Visibility},
-    watch::BlindReason,
+    watch::{BlindReason, Blindness},
 };
 use kollect_model::{
     crd::{shapes::Gvk, target::CoverageStatus},
@@ -21,7 +21,7 @@ use super::{StatusInputs, count, time};
 use crate::resolve::{ResolvedInventory, ResolvedTarget};
 
 /// The documented value for namespaces where listing is forbidden.
-pub(super) const FORBIDDEN: &str = "skipped:forbidden";
+const FORBIDDEN: &str = "skipped:forbidden";
 
 /// Limit of names in a list of a status; other fields have the total.
 const MAX_NAMES: usize = 100;
@@ -41,6 +41,8 @@ pub(super) struct CoverageLine {
     resource: String,
     /// All namespaces concerned; none: the whole cluster.
     names: Vec<Arc<str>>,
+    /// Why the kind cannot be seen there.
+    blindness: Option<Blindness>,
 }
 
 impl StatusInputs<'_> {
@@ -128,22 +130,25 @@ struct CoverageLines(BTreeMap<(Gvk, Option<BlindReason>), CoverageLine>);
 
 impl CoverageLines {
     fn add(&mut self, watched: &WatchKey, known: &KindCoverage) {
-        let (since, reason, blind) = match &known.state {
-            WatchState::Synced { since, .. } => (time(*since), None, None),
-            WatchState::Blind { since, blindness } => {
-                let why = match blindness.reason {
-                    BlindReason::Forbidden => FORBIDDEN.to_owned(),
-                    reason => format!("{reason}: {}", blindness.message),
-                };
-                (time(*since), Some(blindness.reason), Some(why))
-            }
-            WatchState::Absent => (None, None, None),
+        let (since, blindness) = match &known.state {
+            WatchState::Synced { since, .. } => (time(*since), None),
+            WatchState::Blind { since, blindness } => (time(*since), Some(blindness)),
+            WatchState::Absent => (None, None),
             WatchState::Waiting | WatchState::Listing { .. } => return,
         };
+        let reason = blindness.map(|blindness| blindness.reason);
         let line = self.0.entry((watched.gvk.clone(), reason)).or_insert_with(|| CoverageLine {
             resource: known.resource.as_deref().map_or_else(|| watched.gvk.to_string(), str::to_owned),
-            status: CoverageStatus { gvk: watched.gvk.clone(), blind, ..CoverageStatus::default() },
+            status: CoverageStatus {
+                gvk: watched.gvk.clone(),
+                blind: blindness.map(|blindness| match blindness.reason {
+                    BlindReason::Forbidden => FORBIDDEN.to_owned(),
+                    reason => format!("{reason}: {}", blindness.message),
+                }),
+                ..CoverageStatus::default()
+            },
             names: Vec::new(),
+            blindness: blindness.cloned(),
         });
         // One namespace may be watched with several field selectors; watches of a kind are in the order of namespaces.
         line.names.extend(watched.namespace.clone().filter(|name| line.names.last() != Some(name)));
@@ -181,22 +186,16 @@ pub(super) fn sentence(lines: &[CoverageLine], selection: &str) -> Option<String
 }
 
 impl CoverageLine {
+    pub(super) fn is_forbidden(&self) -> bool {
+        self.blindness.as_ref().is_some_and(|blindness| blindness.reason == BlindReason::Forbidden)
+    }
+
     fn sentence(&self, selection: &str) -> Option<String> {
-        let (why, resource) = (self.status.blind.as_deref()?, &self.resource);
+        let (Blindness { reason, message }, resource) = (self.blindness.as_ref()?, &self.resource);
         let namespaces = match self.names.len() {
             0 => "the whole cluster".to_owned(),
             all => names::namespaces(&self.names, all),
         };
-        if why != FORBIDDEN {
-            // The reason is a word for machines, and some messages name the kind themselves.
-            let message = why.split_once(": ").map_or(why, |(_, message)| message);
-            let names_kind = message.starts_with(&**resource);
-            return Some(if names_kind {
-                message.into()
-            } else {
-                format!("{resource} cannot be seen in {namespaces}: {message}")
-            });
-        }
         let grant = match self.names.len() {
             0 => "grant both verbs to its ServiceAccount with a ClusterRole".to_owned(),
             all => {
@@ -204,15 +203,20 @@ impl CoverageLine {
                 format!("grant both verbs to its ServiceAccount there, or leave {them} out of {selection}")
             }
         };
-        Some(format!("the operator may not list and watch {resource} in {namespaces}: {grant}"))
+        Some(match reason {
+            BlindReason::Forbidden => {
+                format!("the operator may not list and watch {resource} in {namespaces}: {grant}")
+            }
+            // The message names the kind, which is served nowhere.
+            BlindReason::NotServed | BlindReason::VersionNotServed => message.clone(),
+            _ => format!("{resource} cannot be seen in {namespaces}: {message}"),
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::{collections::VecDeque, time::SystemTime};
-
-    use kollect_engine::watch::Blindness;
 
     use super::*;
 

@@ -282,6 +282,29 @@ fn an_inventory_whose_objects_cannot_be_seen_is_not_ready_and_counts_frozen_rows
 }
 
 #[test]
+fn an_inventory_names_its_target_that_is_suspended_or_has_no_profile_and_keeps_its_rows() {
+    let mut test = OperatorTest::new("not-collected");
+    test.apply_config_map("m1", "1");
+    test.install();
+    test.start(&[]);
+    test.wait_for_status("all rows", |status| status["itemCount"] == 1);
+    for (spec, expected) in [
+        (json!({ "profileRef": "maps", "suspend": true }), "target {id} is suspended"),
+        (
+            json!({ "profileRef": "missing" }),
+            "target {id} collects nothing (ProfileNotFound): see its condition Ready",
+        ),
+    ] {
+        test.apply_kollect("KollectTarget", "maps", spec);
+        let expected = expected.replace("{id}", &format!("{}/maps", test.namespace));
+        test.wait_for_status(&expected, |_| {
+            test.condition_message("kollectinventory/all", "Ready").contains(&expected)
+        });
+        assert_eq!(test.rows().len(), 1);
+    }
+}
+
+#[test]
 fn the_reported_count_is_right_within_seconds_in_any_order_of_objects() {
     let mut test = OperatorTest::new("order");
     test.install();
