@@ -28,6 +28,9 @@ pub trait Backend: Clone + fmt::Debug + PartialEq + Send + Sync + Sized + 'stati
     /// The server begins with `TYPE://`.
     const SECRET_SERVER: bool = false;
 
+    /// Keys of `spec.options` that have an effect.
+    const OPTIONS: &'static [&'static str] = &[];
+
     /// The spec of its family.
     type Spec: FamilySpec;
     /// What its open sinks share, such as pools of connections; `()`: nothing.
@@ -265,6 +268,7 @@ pub(crate) struct BackendEntry {
     pub(crate) type_name: &'static str,
     pub(crate) out: Option<OutScheme>,
     pub(crate) secret_server: bool,
+    pub(crate) options: &'static [&'static str],
     pub(crate) plan: fn(&SinkSpec) -> Option<PlanResult>,
     pub(crate) plan_out: fn(&str) -> Result<Plan, String>,
     pub(crate) advice: fn(&SinkSpec) -> Vec<String>,
@@ -277,6 +281,7 @@ impl BackendEntry {
             type_name: B::TYPE,
             out: B::OUT,
             secret_server: B::SECRET_SERVER,
+            options: B::OPTIONS,
             plan: |spec| B::Spec::of(spec).map(|spec| B::plan(spec).map(Plan::of)),
             plan_out: |text| B::plan_out(text).map(Plan::of),
             advice: |spec| B::Spec::of(spec).map(B::advice).unwrap_or_default(),

@@ -280,6 +280,12 @@ impl Blobs for DirectoryBlobs {
         self.delete(&path).await
     }
 
+    fn has_other_records(&self, path: &str) -> bool {
+        let file = self.root.join(path);
+        let mut directories = file.ancestors().skip(1).filter(|directory| *directory != self.root);
+        directories.any(|directory| directory.join(layout::paths::KOLLECT_DIRECTORY).exists())
+    }
+
     fn describe(&self) -> String {
         format!("directory {}", self.root.display())
     }

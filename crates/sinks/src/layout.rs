@@ -17,6 +17,7 @@ use kollect_model::{
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+pub(crate) mod adopt;
 pub(crate) mod baseline;
 pub mod blobs;
 pub(crate) mod chunks;
@@ -219,7 +220,16 @@ impl LayoutSettings {
         inventory: &kollect_model::batch::InventoryId,
         generation: i64,
     ) -> String {
-        paths::document(&self.documents, self, inventory, generation).full_path()
+        self.document_file(inventory, generation).full_path()
+    }
+
+    /// The same, with its extension apart.
+    pub(crate) fn document_file(
+        &self,
+        inventory: &kollect_model::batch::InventoryId,
+        generation: i64,
+    ) -> paths::FilePath {
+        paths::document(&self.documents, self, inventory, generation)
     }
 
     /// Decides the settings that the spec leaves open. `are_whole` has for each row whether it is a whole object.

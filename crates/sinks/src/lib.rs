@@ -85,7 +85,14 @@ pub fn plan(spec: &SinkSpec) -> Result<Plan, Vec<SpecError>> {
 pub fn advice(spec: &SinkSpec) -> Vec<String> {
     let type_name = spec.type_name();
     let backend = BACKENDS.iter().find(|backend| backend.type_name == type_name);
-    backend.map(|backend| (backend.advice)(spec)).unwrap_or_default()
+    let options = backend.map(|backend| backend.options).unwrap_or_default();
+    let without_effect = spec.common().options.keys().filter(|key| !options.contains(&key.as_str()));
+    let known = match options {
+        [] => format!("sinks of type {type_name} have no options"),
+        options => format!("sinks of type {type_name} know {}", options.join(" and ")),
+    };
+    let without_effect = without_effect.map(|key| format!("spec.options.{key}: has no effect; {known}"));
+    without_effect.chain(backend.map(|backend| (backend.advice)(spec)).unwrap_or_default()).collect()
 }
 
 /// The plan of a destination on a command line, such as `sqlite:inventory.db` or `postgres://me@db/shop`.

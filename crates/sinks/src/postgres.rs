@@ -36,6 +36,7 @@ mod refused;
 mod relation;
 mod session;
 mod tables;
+mod timeouts;
 mod tls;
 mod write;
 
@@ -49,8 +50,6 @@ use write::AppliedToTable;
 
 /// Limit for opening a session, from the first packet to a usable session.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// Limit for a server that accepts a request and does not answer; longer than the statement timeout.
-const ANSWER_LIMIT: Duration = Duration::from_mins(6);
 
 /// A table, and sessions to write it with.
 pub struct PostgresSink {
@@ -58,6 +57,8 @@ pub struct PostgresSink {
     create: bool,
     network: Network,
     pool: Arc<Pool>,
+    /// Limit for a server that accepts a request and does not answer.
+    answer_limit: Duration,
     /// Whether warnings about tables of older versions have been given.
     warned: AtomicBool,
 }
@@ -69,7 +70,7 @@ impl PostgresSink {
         network: &Network,
         pools: &Pools,
     ) -> Result<Self, SinkError> {
-        let PostgresConfig { tables, create, trust, identity, server } = config;
+        let PostgresConfig { tables, create, trust, identity, timeouts, server } = config;
         let Some(dsn) = server else {
             let why = format!(
                 "connect to PostgreSQL for table {tables}: the Secret of {} has not been read",
@@ -77,12 +78,13 @@ impl PostgresSink {
             );
             return Err(SinkError::new(SinkReason::Missing, why));
         };
-        let pool = pools.of(PostgresServer { dsn, trust, identity, network: network.clone() });
+        let pool = pools.of(PostgresServer { dsn, trust, identity, network: network.clone(), timeouts });
+        let answer_limit = timeouts.answer_limit();
         let warned = AtomicBool::new(false);
-        let sink = Self { tables, create, network: network.clone(), pool, warned };
+        let sink = Self { tables, create, network: network.clone(), pool, answer_limit, warned };
         let mut pooled = sink.pool.acquire(network, &sink.connect_attempt()).await?;
         let outcome =
-            timeout(ANSWER_LIMIT, tables::prepare(&mut pooled.session.client, &sink.tables, create));
+            timeout(answer_limit, tables::prepare(&mut pooled.session.client, &sink.tables, create));
         let outcome = outcome.await;
         sink.end_session("prepare", pooled, outcome)?;
         // Prepare the statements now, so that an error in them is reported here and not at the first write.
@@ -98,7 +100,7 @@ impl PostgresSink {
     /// A session with the statements for the table.
     async fn prepared_session(&self) -> Result<(PooledSession, Arc<Statements>), SinkError> {
         let mut pooled = self.pool.acquire(&self.network, &self.connect_attempt()).await?;
-        match timeout(ANSWER_LIMIT, pooled.session.statements(&self.tables)).await {
+        match timeout(self.answer_limit, pooled.session.statements(&self.tables)).await {
             Ok(Ok(statements)) => Ok((pooled, statements)),
             Ok(Err(failure)) => Err(self.failed("prepare", pooled, failure)),
             Err(_) => Err(self.no_answer("prepare")),
@@ -212,42 +214,42 @@ impl Sink for PostgresSink {
 
     async fn check(&self) -> Result<(), SinkError> {
         let (pooled, _) = self.prepared_session().await?;
-        let outcome = timeout(ANSWER_LIMIT, check(&pooled.session.client, &self.tables)).await;
+        let outcome = timeout(self.answer_limit, check(&pooled.session.client, &self.tables)).await;
         self.end_session("read", pooled, outcome)
     }
 
     async fn baseline(&self, inventory: &InventoryId) -> Result<Baseline, SinkError> {
         let (pooled, statements) = self.prepared_session().await?;
         let work = baseline(&pooled.session.client, &statements.baseline, inventory);
-        let outcome = timeout(ANSWER_LIMIT, work).await;
+        let outcome = timeout(self.answer_limit, work).await;
         self.end_session("read", pooled, outcome)
     }
 
     async fn claim(&self, inventory: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
         let (mut pooled, statements) = self.prepared_session().await?;
         let work = claims::claim(&mut pooled.session.client, &self.tables, &statements, inventory, claimant);
-        let outcome = timeout(ANSWER_LIMIT, work).await;
+        let outcome = timeout(self.answer_limit, work).await;
         self.end_session("claim", pooled, outcome)
     }
 
     async fn claims(&self, inventories: &[InventoryId]) -> Result<Vec<Option<Claim>>, SinkError> {
         let (pooled, statements) = self.prepared_session().await?;
         let work = claims::held(&pooled.session.client, &self.tables, statements.claims, inventories);
-        let outcome = timeout(ANSWER_LIMIT, work).await;
+        let outcome = timeout(self.answer_limit, work).await;
         self.end_session("read the claims of", pooled, outcome)
     }
 
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
         let (mut pooled, statements) = self.prepared_session().await?;
         let work = self.write_accepted(&mut pooled.session.client, &statements, batch);
-        let outcome = timeout(ANSWER_LIMIT, work).await;
+        let outcome = timeout(self.answer_limit, work).await;
         self.end_session("write", pooled, outcome)
     }
 
     async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
         let (mut pooled, statements) = self.prepared_session().await?;
         let work = forget(&mut pooled.session.client, &self.tables, &statements, inventory, claim);
-        let outcome = timeout(ANSWER_LIMIT, work).await;
+        let outcome = timeout(self.answer_limit, work).await;
         self.end_session("clean", pooled, outcome)
     }
 }

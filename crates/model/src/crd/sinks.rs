@@ -341,10 +341,14 @@ pub struct SinkCommon {
     /// Whether the destination may be created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provisioning: Option<Provisioning>,
-    /// Refused: has no effect.
+    /// Settings of the server. PostgreSQL knows statement_timeout (default 5min) and lock_timeout (default 10s); other
+    /// keys have no effect, and admission warns about them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(extend("x-kubernetes-validations" = rules(&[
-        ("size(self) == 0", "options have no effect: every setting has a field of its own"),
+    #[schemars(extend("maxProperties" = 32, "x-kubernetes-validations" = rules(&[
+        (
+            "self.all(key, !key.matches('(?i)(passw|secret|token|api_?key|access_?key|private_?key|credential)'))",
+            "options hold no credentials: put them into a Secret and name it in secretRef",
+        ),
     ])))]
     pub options: BTreeMap<String, String>,
 }

@@ -23,12 +23,14 @@ use super::{
     tree::{CommitFiles, TreeEntry},
 };
 use crate::layout::{
-    LayoutSettings, baseline, chunks,
+    LayoutSettings,
+    adopt::{self, Adoption},
+    baseline, chunks,
     draft::{FileChanges, WriteDraft},
     foreign::{self, ForeignPaths},
     manifest::{BlobHash, Manifest, unreadable},
     path_owners::{PathOwners, SettledPaths},
-    paths,
+    paths::{self, FilePath},
 };
 
 /// Hides the files below `.kollect` from diffs: `git log -p` and web interfaces show one line for them.
@@ -354,9 +356,17 @@ impl CommitBuilder<'_> {
                     removed.push(path);
                 }
             }
-            let (mut edits, found) = self.own_files(held, std::mem::take(&mut change.writes), &removed)?;
+            let writes = std::mem::take(&mut change.writes);
+            let adoption =
+                Adoption { inventory: batch.inventory, is_first: held.is_none(), manifest: &change.manifest };
+            let adoption = Some(&adoption).filter(|_| !self.owners().has_damaged(inventory_directory));
+            let (mut edits, found) = self.own_files(held, adoption, writes, &removed)?;
             let found = foreign.unknown_of(found);
             if found.is_empty() {
+                if let Some(adoption) = adoption.filter(|adoption| adoption.is_first) {
+                    let document = settings.document_file(batch.inventory, batch.generation);
+                    removed.extend(self.outdated_documents(inventory_directory, &document, adoption)?);
+                }
                 edits.extend(removed.into_iter().map(|path| (path, None)));
                 return Ok(DraftedFiles { change, edits, files });
             }
@@ -364,11 +374,50 @@ impl CommitBuilder<'_> {
         }
     }
 
+    /// Documents of the Go implementation that the new ones replace, at other paths: it may have had other parts. With its list
+    /// of parts. Files that another manifest names stay.
+    fn outdated_documents(
+        &self,
+        inventory_directory: &str,
+        document: &FilePath,
+        adoption: &Adoption<'_>,
+    ) -> Result<Vec<String>, GitError> {
+        let mut outdated = Vec::new();
+        let list = adoption.list_of_parts();
+        if self
+            .files
+            .read_up_to(&list, adopt::MAX_BYTES)?
+            .is_some_and(|found| adoption.is_list_of_parts(&found))
+        {
+            outdated.push(list);
+        }
+        let path = document.full_path();
+        let (directory, prefix) = match path.rsplit_once('/') {
+            Some((directory, _)) => (directory, format!("{directory}/")),
+            None => ("", String::new()),
+        };
+        for entry in self.files.directory(directory)?.iter().flat_map(|directory| directory.iter()) {
+            let path = format!("{prefix}{}", entry.name().unwrap_or_default());
+            if adoption.manifest.header.shape.document
+                && adopt::is_path_of_document(document, &path)
+                && let Some(found) = self.files.read_up_to(&path, adopt::MAX_BYTES)?
+                && adoption.is_outdated(document, &path, &found)
+            {
+                outdated.push(path);
+            }
+        }
+        let paths = outdated.iter().map(String::as_str);
+        let owned = find_owners(&self.files, &mut self.owners(), inventory_directory, paths)?;
+        outdated.retain(|path| !owned.contains_key(path));
+        Ok(outdated)
+    }
+
     /// The files that differ. Returns also the existing entries at these paths that are not ours, each with whether it
-    /// already has the bytes that we would write.
+    /// may be replaced.
     fn own_files(
         &self,
         held: Option<&Manifest>,
+        adoption: Option<&Adoption<'_>>,
         writes: Vec<(String, Bytes)>,
         removed: &[String],
     ) -> Result<(TreeEdits, Vec<(String, bool)>), GitError> {
@@ -391,7 +440,14 @@ impl CommitBuilder<'_> {
                 }
             };
             if is_foreign {
-                foreign.push((path.clone(), same));
+                let found = match adoption.filter(|_| !same) {
+                    Some(_) => self.files.read_up_to(&path, adopt::MAX_BYTES)?,
+                    None => None,
+                };
+                let adopted = adoption
+                    .zip(found)
+                    .is_some_and(|(adoption, found)| adoption.may_replace(&path, &found, &bytes));
+                foreign.push((path.clone(), same || adopted));
             }
             if !same {
                 edits.insert(path, Some(bytes));

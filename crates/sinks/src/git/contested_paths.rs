@@ -24,10 +24,9 @@ pub(super) fn find_owners<'p>(
     inventory_directory: &str,
     paths: impl IntoIterator<Item = &'p str>,
 ) -> Result<OwnersByPath, git2::Error> {
-    let Some(kollect_directory) = files.directory(paths::KOLLECT_DIRECTORY)? else {
-        return Ok(OwnersByPath::new());
-    };
-    let trees = kollect_directory.iter().filter(|entry| entry.kind() == Some(ObjectType::Tree));
+    let kollect_directory = files.directory(paths::KOLLECT_DIRECTORY)?;
+    let entries = kollect_directory.iter().flat_map(|directory| directory.iter());
+    let trees = entries.filter(|entry| entry.kind() == Some(ObjectType::Tree));
     let listed = trees.map(|entry| {
         let directory = format!("{}/{}", paths::KOLLECT_DIRECTORY, entry.name().unwrap_or_default());
         (directory, Some(entry.id().to_string()))

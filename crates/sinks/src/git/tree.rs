@@ -103,6 +103,16 @@ impl<'r> CommitFiles<'r> {
         }
     }
 
+    /// The bytes of a file, unless it is larger than this.
+    pub(super) fn read_up_to(&self, path: &str, max_bytes: usize) -> Result<Option<Bytes>, git2::Error> {
+        match self.entry(path)? {
+            TreeEntry::File(id) if self.repository.odb()?.read_header(id)?.0 <= max_bytes => {
+                self.bytes(id).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
     pub(super) fn bytes(&self, blob: Oid) -> Result<Bytes, git2::Error> {
         Ok(Bytes::copy_from_slice(self.repository.find_blob(blob)?.content()))
     }

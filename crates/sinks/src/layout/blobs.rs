@@ -31,6 +31,12 @@ pub trait Blobs: Send + Sync {
     /// Returns an error unless files can be written.
     async fn check(&self) -> Result<(), SinkError>;
 
+    /// Whether a directory around the root, or between the root and a file, has records of other sinks: the file may then be
+    /// one of theirs.
+    fn has_other_records(&self, _path: &str) -> bool {
+        false
+    }
+
     /// The name of the store, for messages.
     fn describe(&self) -> String;
 }

@@ -90,7 +90,7 @@ pub(crate) fn attributes(
 }
 
 /// Parses YAML. Our own files may be large and deeply nested, and the parser recurses: it gets a larger stack.
-fn from_yaml<T: DeserializeOwned + Send>(text: &str) -> Option<T> {
+pub(super) fn from_yaml<T: DeserializeOwned + Send>(text: &str) -> Option<T> {
     let parse = || {
         let options = serde_saphyr::options! {
             budget: serde_saphyr::budget! {

@@ -95,8 +95,8 @@ impl FileChanges {
         Ok(())
     }
 
-    /// Records files at paths of this change that no manifest names, each with whether it already has the bytes that
-    /// would be written. Fails if the whole inventory depends on one with other bytes.
+    /// Records files at paths of this change that no manifest names, each with whether it may be replaced. Fails if the
+    /// whole inventory depends on one that may not.
     pub(crate) fn note_files(
         &self,
         held: Option<&Manifest>,

@@ -21,6 +21,7 @@ use tokio::sync::Mutex;
 
 use super::{
     LayoutSettings,
+    adopt::{self, Adoption},
     baseline::{self, ReadFile},
     blobs::Blobs,
     claims,
@@ -122,23 +123,33 @@ impl<B: Blobs> FileSink<B> {
     }
 
     /// Leaves out files that already have the right bytes. Returns also the existing files that are not ours, each
-    /// with whether it has the bytes that we would write.
+    /// with whether it may be replaced.
     async fn only_changes(
         &self,
         held: Option<&Manifest>,
+        adoption: Option<&Adoption<'_>>,
         writes: Vec<(String, Bytes)>,
     ) -> Result<(Vec<(String, Bytes)>, Vec<(String, bool)>), SinkError> {
         let paths = writes.iter().map(|(path, _)| path.clone()).collect();
-        let existing = self.read_all(paths, |bytes| BlobHash::of(&bytes)).await?;
+        let existing = self.read_all(paths, |bytes| (BlobHash::of(&bytes), bytes.len())).await?;
         let own_paths = held.map(Manifest::paths).unwrap_or_default();
         let mut foreign = Vec::new();
         let mut changes = Vec::new();
         for (path, bytes) in writes {
-            let same = existing.get(&path).map(|hash| *hash == BlobHash::of(&bytes));
-            if let Some(same) = same.filter(|_| !own_paths.contains(&*path)) {
-                foreign.push((path.clone(), same));
+            let found = existing.get(&path);
+            let same = found.is_some_and(|(hash, _)| *hash == BlobHash::of(&bytes));
+            if let Some((_, size)) = found.filter(|_| !own_paths.contains(&*path)) {
+                let adoption = adoption.filter(|_| !same && *size <= adopt::MAX_BYTES);
+                let adopted = match adoption.filter(|_| !self.blobs.has_other_records(&path)) {
+                    Some(adoption) => {
+                        let found = self.blobs.read(&path).await?;
+                        found.is_some_and(|found| adoption.may_replace(&path, &found, &bytes))
+                    }
+                    None => false,
+                };
+                foreign.push((path.clone(), same || adopted));
             }
-            if same != Some(true) {
+            if !same {
                 changes.push((path, bytes));
             }
         }
@@ -237,7 +248,11 @@ impl<B: Blobs> FileSink<B> {
                     continue;
                 }
             }
-            let (changes, found) = self.only_changes(held, std::mem::take(&mut change.writes)).await?;
+            let writes = std::mem::take(&mut change.writes);
+            let adoption =
+                Adoption { inventory: batch.inventory, is_first: held.is_none(), manifest: &change.manifest };
+            let adoption = Some(&adoption).filter(|_| !owners.has_damaged(inventory_directory));
+            let (changes, found) = self.only_changes(held, adoption, writes).await?;
             change.writes = changes;
             let found = foreign.unknown_of(found);
             if found.is_empty() {

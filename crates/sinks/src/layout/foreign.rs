@@ -16,7 +16,7 @@ pub(crate) struct ForeignPaths {
 
 /// The owner of a path that our manifest does not name.
 enum ForeignOwner {
-    /// No manifest names it, and the file has the bytes that we would write: an interrupted write has left it.
+    /// No manifest names it, and it may be replaced: an interrupted write or the Go implementation has left it.
     LeftOver,
     /// No manifest names it.
     Unknown,
@@ -39,10 +39,10 @@ impl ForeignPaths {
         foreign
     }
 
-    /// Adds existing files that no manifest names, each with whether it already has the bytes that we would write.
+    /// Adds existing files that no manifest names, each with whether it may be replaced.
     pub(super) fn add_files(&mut self, found: Vec<(String, bool)>) {
-        let owner = |same| if same { ForeignOwner::LeftOver } else { ForeignOwner::Unknown };
-        self.paths.extend(found.into_iter().map(|(path, same)| (path, owner(same))));
+        let owner = |replaceable| if replaceable { ForeignOwner::LeftOver } else { ForeignOwner::Unknown };
+        self.paths.extend(found.into_iter().map(|(path, replaceable)| (path, owner(replaceable))));
     }
 
     /// Adds a path that the manifest of another inventory names.
@@ -101,9 +101,9 @@ pub(super) fn owned_by_other(destination: &str, path: &str, owner: &path_owners:
 }
 
 /// Returns an error if the whole inventory depends on a file that no manifest names. The flag of a file tells
-/// whether it already has the bytes that we would write: such a file is no error.
+/// whether it may be replaced: such a file is no error.
 pub(crate) fn refuse(destination: &str, found: &[(String, bool)]) -> Result<(), SinkError> {
-    let Some((path, _)) = found.iter().find(|(_, same)| !same) else { return Ok(()) };
+    let Some((path, _)) = found.iter().find(|(_, replaceable)| !replaceable) else { return Ok(()) };
     let attempt = format!(
         "write {path} in {destination}: there is a file that Kollect has not written; move it away, or use another \
          path template"

@@ -122,12 +122,9 @@ pub(crate) struct NamedLine<'a> {
 }
 
 impl<'a> NamedLine<'a> {
-    /// The lines that can be parsed and name a file.
-    pub(crate) fn read(bytes: &'a [u8]) -> impl Iterator<Item = Self> {
-        let lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-        lines
-            .filter_map(|line| serde_json::from_slice::<Self>(line).ok())
-            .filter(|line| !line.path.is_empty())
+    /// Every line; an error for one that is damaged.
+    pub(crate) fn read(bytes: &'a [u8]) -> impl Iterator<Item = serde_json::Result<Self>> {
+        bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).map(serde_json::from_slice)
     }
 }
 

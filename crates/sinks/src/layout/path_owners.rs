@@ -28,6 +28,8 @@ pub struct PathOwners {
     count: usize,
     /// Inventories with paths that other manifests name as well, as found by the last comparison.
     contested: BTreeSet<String>,
+    /// Inventories whose manifests are damaged, as found by the last search: which files are theirs is not known.
+    damaged: BTreeSet<String>,
 }
 
 struct RememberedManifest {
@@ -83,6 +85,7 @@ impl PathOwners {
         version: Option<String>,
         manifest: &Manifest,
     ) {
+        self.damaged.remove(inventory_directory);
         let paths = sorted(manifest.paths().into_iter().map(path_hash).collect());
         self.store(inventory_directory, version, paths, BTreeMap::new());
     }
@@ -116,6 +119,12 @@ impl PathOwners {
         }
     }
 
+    /// Whether the last search has found a damaged manifest of another inventory: a file that no manifest names may
+    /// then be one of its files.
+    pub(crate) fn has_damaged(&self, own_directory: &str) -> bool {
+        self.damaged.iter().any(|directory| directory != own_directory)
+    }
+
     /// Whether the last comparison of an inventory has found paths that other manifests name as well.
     pub(crate) fn is_contested(&self, inventory_directory: &str) -> bool {
         self.contested.contains(inventory_directory)
@@ -134,6 +143,7 @@ pub(crate) struct ScannedManifest {
     paths: Vec<u64>,
     /// Owners of the wanted paths.
     owners: BTreeMap<String, PathOwner>,
+    is_damaged: bool,
 }
 
 impl<'a> OwnerSearch<'a> {
@@ -155,6 +165,7 @@ impl<'a> OwnerSearch<'a> {
         known.manifests.retain(|directory, _| listed_directories.contains(&**directory));
         known.count = known.manifests.values().map(|manifest| manifest.paths.len()).sum();
         known.contested.retain(|directory| listed_directories.contains(&**directory));
+        known.damaged.retain(|directory| listed_directories.contains(&**directory));
         let mut unread = listed;
         unread.retain(|(directory, version)| {
             directory != own_directory
@@ -186,8 +197,9 @@ impl<'a> OwnerSearch<'a> {
         header: &[u8],
         lines: impl IntoIterator<Item = &'b [u8]>,
     ) -> ScannedManifest {
-        let mut scanned = ScannedManifest { paths: Vec::new(), owners: BTreeMap::new() };
         let header = Manifest::read_header(header).ok();
+        let is_damaged = header.is_none();
+        let mut scanned = ScannedManifest { paths: Vec::new(), owners: BTreeMap::new(), is_damaged };
         let inventory = header.as_ref().map(|header| &header.inventory);
         let owner = |hash, group| PathOwner {
             inventory: inventory.cloned(),
@@ -196,7 +208,15 @@ impl<'a> OwnerSearch<'a> {
             group,
         };
         for bytes in lines {
-            for NamedLine { group, path, hash } in NamedLine::read(bytes) {
+            for line in NamedLine::read(bytes) {
+                let Ok(NamedLine { group, path, hash }) = line else {
+                    scanned.is_damaged = true;
+                    continue;
+                };
+                // Rows in documents have no file of their own.
+                if path.is_empty() {
+                    continue;
+                }
                 scanned.paths.push(path_hash(&path));
                 if self.is_wanted(&path) {
                     let of_row = owner(Some(hash), Some(group.into_owned()));
@@ -228,6 +248,11 @@ impl<'a> OwnerSearch<'a> {
         (inventory_directory, version): ListedManifest,
         scanned: ScannedManifest,
     ) {
+        if scanned.is_damaged {
+            known.damaged.insert(inventory_directory.clone());
+        } else {
+            known.damaged.remove(&inventory_directory);
+        }
         for (path, owner) in &scanned.owners {
             self.found.entry(path.clone()).or_default().push(owner.clone());
         }

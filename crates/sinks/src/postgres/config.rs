@@ -14,6 +14,7 @@ use super::{
     Pools, PostgresSink,
     dsn::Dsn,
     tables::{self, Tables},
+    timeouts::{self, Timeouts},
     tls,
 };
 use crate::{
@@ -37,6 +38,7 @@ pub struct PostgresConfig {
     pub(super) trust: ServerTrust,
     /// `None`: the one that the connection string names, or none.
     pub(super) identity: Option<ClientIdentity>,
+    pub(super) timeouts: Timeouts,
     /// `None` until the Secret has been read.
     pub(super) server: Option<Box<Dsn>>,
 }
@@ -63,6 +65,7 @@ impl Backend for PostgresConfig {
     const OUT: Option<OutScheme> =
         Some(OutScheme { schemes: &["postgres", "postgresql"], form: "postgres://USER@HOST/DATABASE" });
     const SECRET_SERVER: bool = true;
+    const OPTIONS: &'static [&'static str] = timeouts::OPTIONS;
     type Spec = KollectDatabaseSinkSpec;
     type Clients = Pools;
 
@@ -86,6 +89,10 @@ impl Backend for PostgresConfig {
             errors.push(error);
             ServerTrust::default()
         });
+        let timeouts = Timeouts::plan(&spec.common.options).unwrap_or_else(|wrong| {
+            errors.extend(wrong);
+            Timeouts::default()
+        });
         if !errors.is_empty() {
             return Err(errors);
         }
@@ -96,6 +103,7 @@ impl Backend for PostgresConfig {
             create: mode == ProvisioningMode::Ensure,
             trust,
             identity: None,
+            timeouts,
             server: None,
         })
     }
@@ -152,7 +160,8 @@ impl Backend for PostgresConfig {
             if key == "table" { tables.table = name } else { tables.schema = name }
         }
         let server = Some(Box::new(server));
-        Ok(Self { tables, create: true, trust: ServerTrust::default(), identity: None, server })
+        let (trust, timeouts) = (ServerTrust::default(), Timeouts::default());
+        Ok(Self { tables, create: true, trust, identity: None, timeouts, server })
     }
 
     fn check(&self, policy: &SinkPolicy) -> Result<(), Vec<SpecError>> {

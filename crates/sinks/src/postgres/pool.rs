@@ -16,10 +16,7 @@ use tokio::{
 };
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{
-    ANSWER_LIMIT,
-    session::{PostgresServer, Session},
-};
+use super::session::{PostgresServer, Session};
 use crate::{Network, connection_task};
 
 /// Maximum sessions per server. A few writers are as fast as many.
@@ -84,7 +81,9 @@ impl Pool {
         network: &Network,
         attempt: &str,
     ) -> Result<PooledSession, SinkError> {
-        let Ok(Ok(permit)) = timeout(ANSWER_LIMIT, self.permits.clone().acquire_owned()).await else {
+        let Ok(Ok(permit)) =
+            timeout(self.server.timeouts.answer_limit(), self.permits.clone().acquire_owned()).await
+        else {
             let attempt = format!("{attempt}: all {MAX_SESSIONS} sessions are in use by other inventories");
             return Err(SinkError::new(SinkReason::Busy, attempt));
         };

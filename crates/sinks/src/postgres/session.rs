@@ -13,6 +13,7 @@ use super::{
     dsn::{Dsn, SslMode},
     failure::PostgresError,
     tables::{OldParts, Tables},
+    timeouts::Timeouts,
     tls, write,
 };
 use crate::{
@@ -27,17 +28,14 @@ use crate::{
 const CANCEL_LIMIT: Duration = Duration::from_secs(5);
 /// How many tables' statements a session keeps.
 const MAX_TABLES: usize = 256;
-/// Settings of the session. Writers hold locks only for a short time, so the lock timeout is short.
-const SETTINGS: &str = "SET statement_timeout = '5min'; SET lock_timeout = '10s'; \
-                        SET idle_in_transaction_session_timeout = '5min'";
-
-/// Server, credentials, TLS settings and network policy. Sinks with equal values may share sessions.
+/// Server, credentials, TLS settings, network policy and time limits. Sinks with equal values may share sessions.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct PostgresServer {
     pub(super) dsn: Box<Dsn>,
     pub(super) trust: ServerTrust,
     pub(super) identity: Option<ClientIdentity>,
     pub(super) network: Network,
+    pub(super) timeouts: Timeouts,
 }
 
 /// A session; dropping it closes the connection.
@@ -193,7 +191,7 @@ async fn connect(server: &PostgresServer, network: &Network, attempt: &str) -> R
         connection.await.ok();
     });
     let session = Session { client, statements: HashMap::new(), connector, driver, permit: None };
-    session.client.batch_execute(SETTINGS).await.map_err(failed)?;
+    session.client.batch_execute(&server.timeouts.settings()).await.map_err(failed)?;
     Ok(session)
 }
 

@@ -90,8 +90,9 @@ pub(super) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// While a migration waits for a lock, readers wait behind it. So it gives up soon and is retried later.
-const MIGRATION_LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '3s'";
+/// While a migration waits for a lock, readers wait behind it. So it gives up soon and is retried later. The limit of
+/// `spec.options` is for statements that write rows: a migration may take as long as the caller waits for it.
+const MIGRATION_TIMEOUTS: &str = "SET LOCAL lock_timeout = '3s'; SET LOCAL statement_timeout = 0";
 
 /// Creates or migrates the tables, or returns the needed statements as an error. A key and claims of older versions
 /// stay if the user may not change them, or if other objects of the database depend on them.
@@ -117,7 +118,7 @@ async fn migrate(client: &mut Client, tables: &Tables) -> Result<(), PostgresErr
     // schema share one table of claims, so they use one lock.
     let lock = format!("kollect {}", tables.bindings());
     transaction.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", &[&lock]).await?;
-    transaction.batch_execute(MIGRATION_LOCK_TIMEOUT).await?;
+    transaction.batch_execute(MIGRATION_TIMEOUTS).await?;
     let MigrationStatements { needed, wanted } =
         ExistingTables::read(&transaction, tables).await?.migration(tables)?;
     for statement in needed.iter().chain(&wanted) {

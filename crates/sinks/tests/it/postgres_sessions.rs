@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 use futures::future::join_all;
 use kollect_model::{
     batch::Batch,
-    sink::{Sink, SinkReason},
+    sink::{Sink, SinkReason, SinkSpec},
 };
 use kollect_sinks::{AddressGuard, Network, Plan, SinkPolicy, SinkSettings, Sinks};
 use kollect_testbed::Postgres;
 
 use crate::{
     conformance::{added, assert_holds, claimant, inventory, row, write},
-    postgres::{locking_session, planned, schema},
+    postgres::{locking_session, planned, schema, secrets},
 };
 
 /// A plan whose sessions have the name of the test.
@@ -297,4 +297,66 @@ async fn tables_that_were_created_again_are_used_by_all_sinks_that_share_session
     for sink in [&three, &two, &one] {
         write(&**sink, &all, None, &added(&rows)).await.unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn options_limit_statements_and_locks() {
+    let server = schema("limits");
+    let mut spec = serde_json::json!({
+        "type": "postgres", "postgres": { "databaseRef": { "name": "db" }, "table": "inventory", "schema": "limits" },
+        "options": { "lock_timeout": "200ms", "statement_timeout": "30s", "region": "x" },
+    });
+    let plan_of = |spec: &serde_json::Value| {
+        let spec = SinkSpec::Database(serde_json::from_value(spec.clone()).unwrap());
+        (kollect_sinks::plan(&spec), kollect_sinks::advice(&spec))
+    };
+    let (plan, advice) = plan_of(&spec);
+    assert_eq!(
+        advice,
+        [
+            "spec.options.region: has no effect; sinks of type postgres know statement_timeout and lock_timeout"
+        ]
+    );
+    let plan = plan.unwrap().with_secrets(&secrets(&server.dsn())).unwrap();
+    let sink = open(&Sinks::default(), &plan).await;
+    let locks = locking_session(server, "LOCK TABLE limits.inventory").await;
+    let began = Instant::now();
+    let error = sink.baseline(&inventory("", "limits")).await.unwrap_err();
+    assert_eq!(error.reason, SinkReason::Busy, "{error}");
+    assert!(began.elapsed() < Duration::from_secs(8), "sooner than the default of 10 s");
+    drop(locks);
+
+    spec["options"] = serde_json::json!({ "lock_timeout": "soon" });
+    let errors = plan_of(&spec).0.unwrap_err();
+    assert!(
+        errors[0].to_string().starts_with("spec.options.lock_timeout = \"soon\": must be a time"),
+        "{errors:?}"
+    );
+}
+
+/// The migration of a large table of the Go implementation takes long, and its samples have a short limit.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_limit_of_statements_is_not_one_of_migrations() {
+    let server = schema("migrated");
+    for statement in [
+        "CREATE TABLE migrated.inventory (inventory_namespace TEXT NOT NULL, inventory_name TEXT NOT NULL, target_name TEXT \
+         NOT NULL, source_uid TEXT NOT NULL, cluster TEXT NOT NULL DEFAULT '', resource_namespace TEXT NOT NULL DEFAULT '', \
+         payload JSONB NOT NULL, exported_at TIMESTAMPTZ NOT NULL, PRIMARY KEY (inventory_namespace, inventory_name, \
+         target_name, source_uid))",
+        "INSERT INTO migrated.inventory VALUES ('a', 'all', 'web', 'u', '', 'a', '{}', now())",
+        "CREATE FUNCTION migrated.slow() RETURNS trigger LANGUAGE plpgsql AS \
+         'BEGIN PERFORM pg_sleep(4); RETURN NEW; END'",
+        "CREATE TRIGGER slow BEFORE UPDATE ON migrated.inventory FOR EACH ROW EXECUTE FUNCTION migrated.slow()",
+    ] {
+        server.psql(statement).unwrap();
+    }
+    let spec = serde_json::json!({
+        "type": "postgres", "postgres": { "databaseRef": { "name": "db" }, "table": "inventory", "schema": "migrated" },
+        "options": { "statement_timeout": "3s" },
+    });
+    let spec = SinkSpec::Database(serde_json::from_value(spec).unwrap());
+    let plan = kollect_sinks::plan(&spec).unwrap().with_secrets(&secrets(&server.dsn())).unwrap();
+    let began = Instant::now();
+    open(&Sinks::default(), &plan).await;
+    assert!(began.elapsed() > Duration::from_secs(4), "the migration updates the rows");
 }

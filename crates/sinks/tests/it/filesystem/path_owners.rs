@@ -423,3 +423,79 @@ async fn a_damaged_manifest_stops_no_other_inventory_in_a_directory() {
     assert_eq!(sink.baseline(&intact).await.unwrap(), holding(&rows[1..]));
     assert_eq!(sink.baseline(&damaged).await.unwrap_err().reason, SinkReason::Incompatible);
 }
+
+/// An item as the Go implementation writes it: its YAML has sorted keys.
+pub(crate) fn go_item(name: &str, image: &str) -> String {
+    format!(
+        "attributes:\n  image: {image}\ngroup: apps\nkind: Deployment\nname: {name}\nnamespace: shop\n\
+         targetName: web\ntargetNamespace: team\nuid: uid-{name}\nversion: v1\n"
+    )
+}
+
+/// A list of one item.
+pub(crate) fn go_list(name: &str, image: &str) -> String {
+    format!("- {}\n", go_item(name, image).trim_end().replace('\n', "\n  "))
+}
+
+#[tokio::test]
+async fn documents_of_the_go_implementation_in_a_directory_are_adopted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (all, cart) = (
+        inventory("prod", "all"),
+        object("uid-cart", "apps", "Deployment", "shop", "cart", r#"{"image":"cart:2"}"#),
+    );
+    let yaml = json!({ "serialization": { "format": "yaml" } });
+    let documents = dir.path().join("documents");
+    fs::create_dir_all(documents.join("inventory/team")).unwrap();
+    let file = |name: &str| documents.join("inventory/team").join(name);
+    fs::write(file("all.yaml"), go_list("cart", "cart:1")).unwrap();
+    fs::write(file("notes.yaml"), "# mine\n").unwrap();
+    let sink = open_dir(&documents, &yaml).await;
+    compare(&*sink, &all, std::slice::from_ref(&cart)).await.unwrap();
+    let found: Vec<(String, String)> = tree(&documents).into_iter().collect();
+    let names: Vec<&str> = found.iter().map(|(name, _)| &**name).collect();
+    assert_eq!(names, ["inventory/team/all.yaml", "inventory/team/notes.yaml"]);
+    assert!(found[0].1.contains("image: cart:2"), "{found:?}");
+    assert_eq!(sink.baseline(&all).await.unwrap(), holding(std::slice::from_ref(&cart)));
+
+    let rows = dir.path().join("rows");
+    fs::create_dir_all(rows.join("default/shop/deployment")).unwrap();
+    let file = |name: &str| rows.join("default/shop/deployment").join(name);
+    fs::write(file("cart.yaml"), go_item("cart", "cart:1")).unwrap();
+    // A file of another object, and one that is none of ours: they are left alone, and the rows say so.
+    fs::write(file("search.yaml"), go_item("other", "x")).unwrap();
+    fs::write(file("web.yaml"), "replicas: 2\n").unwrap();
+    let sink = open_dir(
+        &rows,
+        &json!({ "serialization": { "format": "yaml" }, "layout": { "mode": "perResource" } }),
+    )
+    .await;
+    let others = ["search", "web"]
+        .map(|name| object(&format!("uid-{name}"), "apps", "Deployment", "shop", name, "{}"));
+    let default = inventory("", "all");
+    let receipt =
+        compare(&*sink, &default, &[std::slice::from_ref(&cart), &others[..]].concat()).await.unwrap();
+    assert_eq!(receipt.refused.len(), 2, "{receipt:?}");
+    assert!(fs::read_to_string(file("cart.yaml")).unwrap().contains("image: cart:2"));
+    assert_eq!(fs::read_to_string(file("web.yaml")).unwrap(), "replicas: 2\n");
+}
+
+/// The records of one sink are above or below the root of the other: neither takes a file for one without an owner.
+#[tokio::test]
+async fn files_of_a_sink_in_a_directory_around_or_inside_are_not_adopted() {
+    let dir = tempfile::tempdir().unwrap();
+    let cart = object("uid-cart", "apps", "Deployment", "shop", "cart", "{}");
+    let (outer, inner) = (dir.path().join("a"), dir.path().join("a/b"));
+    let below = json!({ "pathTemplate": "b/inventory/{namespace}/{name}{extension}" });
+    for order in [[(&outer, &below), (&inner, &json!({}))], [(&inner, &json!({})), (&outer, &below)]] {
+        fs::remove_dir_all(&outer).ok();
+        let [(first, first_fields), (second, second_fields)] = order;
+        fs::create_dir_all(&inner).unwrap();
+        let sink = open_dir(first, first_fields).await;
+        write(&*sink, &inventory("", "all"), None, &added(std::slice::from_ref(&cart))).await.unwrap();
+        let sink = open_dir(second, second_fields).await;
+        let other = object("uid-x", "apps", "Deployment", "shop", "x", "{}");
+        let refused = compare(&*sink, &inventory("", "all"), &[other]).await.unwrap_err();
+        assert_eq!(refused.reason, SinkReason::Incompatible, "{refused}");
+    }
+}

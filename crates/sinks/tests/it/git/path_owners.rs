@@ -3,7 +3,7 @@
 use std::{fs, slice::from_ref, sync::Arc};
 
 use kollect_model::{
-    batch::{Baseline, Delta},
+    batch::{Baseline, Batch, Delta},
     row::Row,
     sink::{ErrorClass, Sink, SinkReason},
 };
@@ -13,7 +13,11 @@ use serde_json::{Value, json};
 use super::{Remote, TestTransport, sinks_with_mirrors};
 use crate::{
     conformance::{added, claimant, compare, holding, inventory, write},
-    filesystem::{inventory_directories, object, owners, path_owners::with_own_path, tree},
+    filesystem::{
+        inventory_directories, object, owners,
+        path_owners::{go_list, with_own_path},
+        tree,
+    },
 };
 
 const PATH: &str = "p.json";
@@ -318,4 +322,65 @@ async fn a_damaged_manifest_stops_no_other_inventory_on_a_branch() {
     assert!(why.contains("p.json is a file of an inventory whose manifest in .kollect/team.bad-"), "{why}");
     assert_eq!(sink.baseline(&intact).await.unwrap(), holding(&rows[1..]));
     assert_eq!(sink.baseline(&damaged).await.unwrap_err().reason, SinkReason::Incompatible);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn documents_of_the_go_implementation_on_a_branch_are_adopted() {
+    let remote = Remote::with_default_settings();
+    let other = remote.open().await;
+    write(&*other, &inventory("prod", "first"), None, &added(&[])).await.unwrap();
+    let checkout = remote.checkout();
+    let directory = checkout.path.join("inventory/team");
+    std::fs::create_dir_all(&directory).unwrap();
+    std::fs::write(directory.join("all.yaml"), go_list("cart", "cart:1")).unwrap();
+    std::fs::write(directory.join("all.part-0001-of-0002.yaml"), go_list("search", "search:1")).unwrap();
+    let list =
+        json!({ "kind": "KollectExportSetManifest", "namespace": "team", "name": "all", "paths": ["a"] });
+    std::fs::write(directory.join("all.manifest.json"), list.to_string()).unwrap();
+    checkout.push("as the Go implementation left it");
+    let cart = object("uid-cart", "apps", "Deployment", "shop", "cart", r#"{"image":"cart:2"}"#);
+    let sink = remote.open().await;
+    compare(&*sink, &inventory("prod", "all"), &[cart]).await.unwrap();
+    let document = remote.git(&["show", "main:inventory/team/all.yaml"]);
+    assert!(document.contains("image: cart:2"), "{document}");
+    let files = remote.git(&["ls-tree", "-r", "--name-only", "main", "inventory/"]);
+    assert!(!files.contains(".part-") && !files.contains(".manifest.json"), "{files}");
+    // A file that is too large to be read is not adopted, however it looks.
+    let large = go_list("search", "x").repeat(30_000);
+    std::fs::write(directory.join("large.yaml"), &large).unwrap();
+    checkout.git(&["pull", "--quiet", "--rebase"]);
+    checkout.push("a large file");
+    let refused = compare(&*sink, &inventory("prod", "large"), &[]).await.unwrap_err();
+    assert_eq!(refused.reason, SinkReason::Incompatible, "{refused}");
+    // An auditor sees one change of one document.
+    let shown = remote.git(&["log", "--format=%s", "main", "--", "inventory/team/all.yaml"]);
+    assert!(shown.contains("chore(prod/team/all): export 1 items"), "{shown}");
+}
+
+/// Parts of another inventory look as those of the Go implementation do.
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_of_other_inventories_are_not_removed() {
+    let remote = Remote::with_default_settings();
+    let shared = json!({ "pathTemplate": "x/{name}{extension}" });
+    let rows: Vec<Arc<Row>> = (0..20)
+        .map(|number| {
+            object(&format!("u{number}"), "apps", "Deployment", "shop", &format!("d{number}"), "{}")
+        })
+        .collect();
+    let sink = remote.open_with(&shared).await;
+    let (first, second) = (inventory("prod", "all"), inventory("other", "all"));
+    let claim = sink.claim(&first, &claimant(None)).await.unwrap();
+    let delta = added(&rows);
+    let batch = Batch { part_bytes: 1000, ..Batch::new(&first, &claim, &delta) };
+    sink.write(&batch).await.unwrap();
+    let files = remote.git(&["ls-tree", "-r", "--name-only", "main", "x/"]);
+    assert!(files.contains("x/all.part-0001-of-"), "{files}");
+    write(&*remote.open_with(&shared).await, &second, None, &added(&rows[..1])).await.unwrap();
+    let after = remote.git(&["ls-tree", "-r", "--name-only", "main", "x/"]);
+    assert_eq!(
+        after.lines().filter(|path| path.contains(".part-")).count(),
+        files.lines().count(),
+        "{after}"
+    );
+    assert!(after.lines().any(|path| path == "x/all.yaml"), "{after}");
 }
