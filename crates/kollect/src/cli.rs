@@ -2,6 +2,7 @@
 
 pub(crate) mod collect;
 mod common_args;
+pub(crate) mod completion;
 mod deliver;
 mod manifests;
 mod print;
@@ -29,15 +30,23 @@ pub(crate) struct CrdsArgs {
 
 /// `kollect crds`
 pub(crate) fn crds(args: &CrdsArgs) -> ExitCode {
-    let done = match &args.dir {
-        Some(dir) => write_crds(dir),
+    match &args.dir {
+        Some(dir) => exit_code(write_crds(dir)),
         None => {
             let text: String = crd::all().iter().map(crd::yaml).collect();
-            let mut stdout = io::stdout().lock();
-            let result = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-            print::printed(result, "print the definitions")
+            print_bytes(text.as_bytes(), "print the definitions")
         }
-    };
+    }
+}
+
+/// Prints to standard output. `attempt` names it in an error.
+pub(crate) fn print_bytes(bytes: &[u8], attempt: &'static str) -> ExitCode {
+    let mut stdout = io::stdout().lock();
+    let result = stdout.write_all(bytes).and_then(|()| stdout.flush());
+    exit_code(print::printed(result, attempt))
+}
+
+fn exit_code(done: anyhow::Result<()>) -> ExitCode {
     done.map_or_else(|error| common_args::fail(&error), |()| ExitCode::SUCCESS)
 }
 

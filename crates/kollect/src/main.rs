@@ -15,14 +15,15 @@ mod reason;
 mod resolve;
 mod schema;
 mod signals;
+mod version;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 /// Turns selected live Kubernetes state into a durable, queryable inventory.
 #[derive(Parser)]
-#[command(version, max_term_width = 100)]
+#[command(version = version::text(), max_term_width = 100)]
 struct ProgramArgs {
     #[command(subcommand)]
     command: Command,
@@ -40,6 +41,10 @@ enum Command {
     Operator(Box<operator::OperatorArgs>),
     /// Print the custom resource definitions of the eleven kinds.
     Crds(cli::CrdsArgs),
+    /// Print a script that completes commands and flags in a shell.
+    Completion(cli::completion::CompletionArgs),
+    /// Print the version, the commit and the date of the build.
+    Version,
 }
 
 fn main() -> ExitCode {
@@ -55,5 +60,9 @@ fn main() -> ExitCode {
         Command::Reconcile(args) => cli::reconcile::run(&args),
         Command::Operator(args) => operator::run(*args),
         Command::Crds(args) => cli::crds(&args),
+        Command::Completion(args) => cli::completion::run(&args, ProgramArgs::command()),
+        Command::Version => {
+            cli::print_bytes(format!("{}\n", version::text()).as_bytes(), "print the version")
+        }
     }
 }

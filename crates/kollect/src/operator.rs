@@ -99,10 +99,12 @@ async fn operate(args: OperatorArgs) -> anyhow::Result<()> {
     };
     let Replica { mut operator, metrics, health, kinds: _kinds } = Replica::new(parts, leader.watch());
     let address = &args.health_probe_bind_address;
-    let probes = health::serve(address, health, leader.watch(), &tasks).await?;
-    let (metrics_server, _sampling_task) = serve_metrics(&args, &metrics, client, &tasks).await?.unzip();
+    let probes = health::serve(address, health.clone(), leader.watch(), &tasks).await?;
+    let (metrics_server, _sampling_task) =
+        serve_metrics(&args, &metrics, client.clone(), &tasks).await?.unzip();
     let admission = webhooks::Admission::new(operator.objects(), operator_policy, args.within());
-    let webhooks = match args.webhooks.serve(admission, args.tenant_mode, args.enable_http2, &tasks).await {
+    let (tenant_mode, http2, webhook_flags) = (args.tenant_mode, args.enable_http2, &args.webhooks);
+    let webhooks = match webhook_flags.serve(admission, tenant_mode, http2, (client, &health), &tasks).await {
         Ok(webhooks) => webhooks,
         Err(error) => {
             // Release the lease: another replica must not wait until the lease of this process expires.
@@ -110,8 +112,9 @@ async fn operate(args: OperatorArgs) -> anyhow::Result<()> {
             return Err(error);
         }
     };
-    info!(version = env!("CARGO_PKG_VERSION"), cluster = operator.cluster(), "started");
+    info!(version = crate::version::text(), cluster = operator.cluster(), "started");
     let stop = shutdown::until_stopped(&tasks, operator.run(), crate::signals::stop_signal()).await;
+    let webhooks = webhooks.map(|webhooks| webhooks.server);
     let servers = [metrics_server, probes, webhooks].into_iter().flatten().collect();
     let grace = Duration::from_secs(args.shutdown_grace_period);
     let last_steps = shutdown::release(leader, servers);

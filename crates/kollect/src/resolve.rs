@@ -46,7 +46,7 @@ use crate::reason::Reason;
 pub(crate) use inventories::{BoundSink, ResolvedInventory, RowsWanted};
 pub(crate) use kollect_model::binding::{Family, InventoryName};
 pub(crate) use network::{AllowedCidr, NetworkFlags, SinkNetwork, api_servers};
-pub(crate) use secrets::{Secret, SecretContents, check_secret_type};
+pub(crate) use secrets::{Secret, SecretContents, WEBHOOK_CERTIFICATE_TYPE, check_secret_type};
 pub(crate) use sinks::{PlanRequest, PlanSinks, SinkKey, SinkPlan, check_sink};
 pub(crate) use targets::ResolvedTarget;
 

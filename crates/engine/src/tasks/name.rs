@@ -32,6 +32,8 @@ pub enum TaskKind {
     Server,
     /// Holds the lease, or waits for it.
     Lease,
+    /// Keeps the certificate of the webhooks.
+    Certificate,
 }
 
 impl TaskKind {
@@ -54,6 +56,7 @@ impl TaskKind {
             Self::Sampling => "sampling",
             Self::Server => "server",
             Self::Lease => "lease",
+            Self::Certificate => "certificate",
         }
     }
 }

@@ -22,6 +22,8 @@ use crate::{
 
 /// Arguments of `kollect operator`.
 #[derive(clap::Args)]
+// The last one counts, so that `extraArgs` of the chart can repeat a flag. Lists add up.
+#[command(args_override_self = true)]
 #[allow(clippy::struct_excessive_bools, reason = "flags are what they are")]
 pub(crate) struct OperatorArgs {
     /// Kubeconfig file; default: the service account of the pod, then $KUBECONFIG.
@@ -439,6 +441,19 @@ mod tests {
         let refused = operator_policy("--inventory-http-enabled=true").unwrap_err().to_string();
         assert!(refused.contains("--inventory-http-enabled: the read API is not part"), "{refused}");
         operator_policy("--inventory-http-enabled=false").unwrap();
+    }
+
+    #[test]
+    fn of_repeated_flags_the_last_one_counts_and_lists_add_up() {
+        let flags = [
+            "kollect",
+            "--tenant-mode",
+            "--watch-namespaces=a,b",
+            "--tenant-mode=false",
+            "--watch-namespaces=c",
+        ];
+        let args = FlagLine::try_parse_from(flags).map(|line| line.args).unwrap();
+        assert!(!args.tenant_mode && args.watch_namespaces == ["a", "b", "c"]);
     }
 
     fn metrics(flags: &[&str]) -> Option<(String, bool, bool)> {

@@ -448,9 +448,9 @@ impl Operator {
         let targets = cache.targets().values().map(|target| ("KollectTarget", &target.metadata));
         let cluster_targets = cache.cluster_targets().values();
         let cluster_targets = cluster_targets.map(|target| ("KollectClusterTarget", &target.metadata));
-        let deleted =
-            targets.chain(cluster_targets).filter(|(_, metadata)| metadata.deletion_timestamp.is_some());
-        steps.extend(deleted.filter_map(|(kind, metadata)| finalize::release(kind, metadata)));
+        // Only the Go implementation sets finalizers of targets. They go at once: after an uninstall nothing removes them.
+        let all_targets = targets.chain(cluster_targets);
+        steps.extend(all_targets.filter_map(|(kind, metadata)| finalize::release(kind, metadata)));
         finalize::apply(&self.client, steps).await;
         self.binding_states.retain(|binding| resolved.inventories.contains_key(&binding.inventory));
     }

@@ -22,7 +22,7 @@ use axum::{
     middleware::{Next, from_fn},
     response::IntoResponse,
 };
-pub(crate) use certificates::ServerTls;
+pub(crate) use certificates::{ServedCertificate, ServerTls};
 use connections::{ConnectionSlot, Connections};
 use futures::{StreamExt as _, stream};
 pub(crate) use guard::AccessGuard;

@@ -5,8 +5,10 @@
 //! or a sink, is a warning, because objects are applied in any order. Every replica answers.
 
 mod advice;
+mod certificate;
 mod check;
 mod review;
+mod rotation;
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
@@ -19,15 +21,18 @@ use axum::{
 };
 use check::ObjectCheck;
 use http::{StatusCode, Uri, Version, header::CONTENT_TYPE};
-use kollect_engine::tasks::Tasks;
+use kollect_engine::tasks::{Task, TaskKind, Tasks};
 use kollect_model::crd::{GROUP, VERSION};
+use kube::Client;
 use review::{ObjectReview, ReviewResponse, ReviewResult};
+use rotation::{CertificateRotation, RotationNames};
 use tokio::{task::spawn_blocking, time};
 use tracing::{debug, error, info, warn};
 
 use super::{
+    health::Health,
     objects::ObjectWatches,
-    serve::{HttpServer, Limits, ListenEndpoint, ServerNotice, ServerTls},
+    serve::{HttpServer, Limits, ListenEndpoint, ServedCertificate, ServerNotice, ServerTls},
 };
 use crate::{
     resolve::OperatorPolicy,
@@ -58,6 +63,23 @@ pub(crate) struct WebhookFlags {
     /// File of its key.
     #[arg(long, value_name = "FILE", default_value = "tls.key")]
     webhook_cert_key: String,
+    /// Instead of files: a Secret of the operator's namespace in which the operator keeps a certificate that it makes and
+    /// renews itself.
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    webhook_cert_secret: String,
+    /// With --webhook-cert-secret: the Service that API servers call, in the operator's namespace.
+    #[arg(long, value_name = "NAME", default_value = "kollect-webhook-service")]
+    webhook_service: String,
+    /// With --webhook-cert-secret: the ValidatingWebhookConfiguration that must trust the certificate.
+    #[arg(long, value_name = "NAME", default_value = "kollect-validating-webhook-configuration")]
+    webhook_configuration: String,
+}
+
+/// Running webhooks.
+pub(crate) struct Webhooks {
+    pub(crate) server: HttpServer,
+    /// Keeps the certificate, if the operator makes it itself.
+    _rotation: Option<Task<Option<()>>>,
 }
 
 impl WebhookFlags {
@@ -76,13 +98,35 @@ impl WebhookFlags {
 
     /// Checks the certificate before anything is started.
     pub(crate) fn check(&self, tenant_mode: bool) -> anyhow::Result<()> {
-        if !self.is_served(tenant_mode) {
+        if !self.is_served(tenant_mode) || self.makes_certificate() {
             return Ok(());
         }
         self.tls().check().context(
-            "admission webhooks need a certificate (--webhook-cert-path, --webhook-cert-name, \
-             --webhook-cert-key) or --validating-webhooks-enabled=false",
+            "admission webhooks need a certificate (--webhook-cert-secret, or --webhook-cert-path with \
+             --webhook-cert-name and --webhook-cert-key) or --validating-webhooks-enabled=false",
         )
+    }
+
+    fn makes_certificate(&self) -> bool {
+        !self.webhook_cert_secret.is_empty()
+    }
+
+    /// Starts to keep a certificate in the Secret of the flags, for a server.
+    fn keep_certificate(
+        &self,
+        client: Client,
+        served: Arc<ServedCertificate>,
+        health: &Health,
+        tasks: &Tasks,
+    ) -> Task<Option<()>> {
+        health.expect_webhooks();
+        let names = RotationNames {
+            secret: self.webhook_cert_secret.clone(),
+            configuration: self.webhook_configuration.clone(),
+            service: self.webhook_service.clone(),
+        };
+        let rotation = CertificateRotation::new(client, names, served, health.clone());
+        tasks.core(TaskKind::Certificate.into(), rotation.run())
     }
 
     /// Serves webhooks, unless the flags disable them.
@@ -91,26 +135,29 @@ impl WebhookFlags {
         admission: Admission,
         tenant_mode: bool,
         http2: bool,
+        (client, health): (Client, &Health),
         tasks: &Tasks,
-    ) -> anyhow::Result<Option<HttpServer>> {
+    ) -> anyhow::Result<Option<Webhooks>> {
         if !self.is_served(tenant_mode) {
             info!("no admission webhooks: statuses show what is wrong with objects");
             return Ok(None);
         }
+        let provided = self.makes_certificate().then(Arc::<ServedCertificate>::default);
         let endpoint = ListenEndpoint {
             flag: "--webhook-bind-address",
             address: self.webhook_bind_address.clone(),
-            tls: self.tls(),
+            tls: provided.clone().map_or_else(|| self.tls(), ServerTls::Provided),
             http2,
             limits: Limits::default(),
         };
         let report = Arc::new(|notice: ServerNotice| match notice {
-            ServerNotice::CertificateReplaced(_) => info!(%notice, "webhooks"),
-            _ => warn!(%notice, "webhooks"),
+            ServerNotice::CertificateReplaced(_) => info!(%notice, "the server of the webhooks reports"),
+            _ => warn!(%notice, "the server of the webhooks reports"),
         });
         let server = HttpServer::start(tasks, endpoint, admission.router(), report).await?;
-        info!(address = %server.address, "admission webhooks");
-        Ok(Some(server))
+        info!(address = %server.address, "admission webhooks are served");
+        let rotation = provided.map(|served| self.keep_certificate(client, served, health, tasks));
+        Ok(Some(Webhooks { server, _rotation: rotation }))
     }
 }
 

@@ -16,12 +16,16 @@ pub(crate) enum Secret {
     Unreadable(String),
 }
 
+/// The type of the Secret in which the operator keeps the certificate of its webhooks.
+pub(crate) const WEBHOOK_CERTIFICATE_TYPE: &str = "kollect.dev/webhook-certificate";
+
 /// Types whose contents belong to the cluster, and what they are. A sink sends what is in its Secret to a server that
 /// the author of the sink chooses.
-const REFUSED_TYPES: [(&str, &str); 3] = [
+const REFUSED_TYPES: [(&str, &str); 4] = [
     ("kubernetes.io/service-account-token", "a credential of this cluster"),
     ("bootstrap.kubernetes.io/token", "a credential of this cluster"),
     ("helm.sh/release.v1", "the values of a Helm release"),
+    (WEBHOOK_CERTIFICATE_TYPE, "the private key of the operator's webhooks"),
 ];
 
 /// Refuses a Secret whose type sinks may not use.
@@ -41,9 +45,12 @@ mod tests {
 
     #[test]
     fn secrets_of_the_cluster_itself_are_refused_with_advice() {
-        for refused in
-            ["kubernetes.io/service-account-token", "bootstrap.kubernetes.io/token", "helm.sh/release.v1"]
-        {
+        for refused in [
+            "kubernetes.io/service-account-token",
+            "bootstrap.kubernetes.io/token",
+            "helm.sh/release.v1",
+            "kollect.dev/webhook-certificate",
+        ] {
             let problem = check_secret_type(Some(refused)).unwrap_err();
             assert!(problem.contains(refused) && problem.contains("type Opaque"), "{problem}");
         }

@@ -37,6 +37,8 @@ pub(crate) enum ServerTls {
     },
     /// A generated certificate that no client can verify: for encryption with clients that skip the verification.
     SelfSigned,
+    /// A certificate that other code sets and replaces. Until it is set, handshakes fail.
+    Provided(Arc<ServedCertificate>),
 }
 
 impl ServerTls {
@@ -50,25 +52,33 @@ impl ServerTls {
         &self,
         http2: bool,
     ) -> anyhow::Result<Option<(Arc<ServerConfig>, Option<CertificateReload>)>> {
-        let (key, source) = match self {
+        let served = match self {
+            Self::Provided(served) => served.clone(),
+            _ => Arc::default(),
+        };
+        let source = match self {
             Self::Off => return Ok(None),
-            Self::SelfSigned => (self_signed().context("make a self-signed certificate")?, None),
+            Self::Provided(_) => None,
+            Self::SelfSigned => {
+                served.replace(self_signed().context("make a self-signed certificate")?);
+                None
+            }
             Self::Files { dir, cert, key } => {
                 let files = CertificatePaths { certificate: dir.join(cert), key: dir.join(key) };
                 let loaded = files.read()?;
-                (files.parse(&loaded)?, Some((files, loaded)))
+                served.replace(files.parse(&loaded)?);
+                Some((files, loaded))
             }
         };
-        let current = Arc::new(CurrentCertificate(RwLock::new(Arc::new(key))));
         let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .context("set up TLS")?
             .with_no_client_auth()
-            .with_cert_resolver(current.clone());
+            .with_cert_resolver(served.clone());
         config.alpn_protocols =
             if http2 { vec![b"h2".into(), b"http/1.1".into()] } else { vec![b"http/1.1".into()] };
         let reload =
-            source.map(|(files, loaded)| CertificateReload { files: Arc::new(files), loaded, current });
+            source.map(|(files, loaded)| CertificateReload { files: Arc::new(files), loaded, served });
         Ok(Some((Arc::new(config), reload)))
     }
 }
@@ -81,13 +91,25 @@ fn self_signed() -> anyhow::Result<CertifiedKey> {
     Ok(CertifiedKey::from_der(vec![generated.cert.der().clone()], key, &ring::default_provider())?)
 }
 
-/// The certificate for connections that begin now.
-#[derive(Debug)]
-struct CurrentCertificate(RwLock<Arc<CertifiedKey>>);
+/// The certificate for connections that begin now; none in the beginning.
+#[derive(Debug, Default)]
+pub(crate) struct ServedCertificate(RwLock<Option<Arc<CertifiedKey>>>);
 
-impl ResolvesServerCert for CurrentCertificate {
+impl ServedCertificate {
+    /// Connections that begin from now on get this certificate.
+    pub(crate) fn replace(&self, key: CertifiedKey) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(key));
+    }
+
+    /// The certificate that connections get now.
+    pub(crate) fn get(&self) -> Option<Arc<CertifiedKey>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl ResolvesServerCert for ServedCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.0.read().unwrap_or_else(PoisonError::into_inner).clone())
+        self.get()
     }
 }
 
@@ -128,7 +150,7 @@ impl CertificatePaths {
 pub(super) struct CertificateReload {
     files: Arc<CertificatePaths>,
     loaded: CertificateFiles,
-    current: Arc<CurrentCertificate>,
+    served: Arc<ServedCertificate>,
 }
 
 impl CertificateReload {
@@ -155,8 +177,7 @@ impl CertificateReload {
         let files = self.files.clone();
         let found = spawn_blocking(move || files.read()).await.context("read the certificate files")??;
         if found != self.loaded {
-            let key = Arc::new(self.files.parse(&found)?);
-            *self.current.0.write().unwrap_or_else(PoisonError::into_inner) = key;
+            self.served.replace(self.files.parse(&found)?);
             self.loaded = found;
             report(ServerNotice::CertificateReplaced(self.files.certificate.display().to_string()));
         }
