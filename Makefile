@@ -40,7 +40,7 @@ messages: tools ## Write the listing of messages that the last `make test` has s
 	cargo run --quiet -p kollect-testbed -- messages write target/messages $(MESSAGES)
 
 .PHONY: test-all
-test-all: test check-features check-simulator ## What runs nightly: all tests, each feature alone, planted faults, the real-server tests again and again
+test-all: test test-image check-features check-simulator ## What runs nightly: all tests, the image, each feature alone, planted faults, the real-server tests again and again
 	TIMES=100 cargo test -p kollect --test it kubectl_wait_for_exported
 	$(MAKE) soak N=$(or $(N),3)
 
@@ -92,9 +92,10 @@ check-simulator: tools ## Plant faults in the operator, one after the other: the
 .PHONY: generate
 generate: tools ## Rewrite the generated files
 	cargo build --quiet -p kollect
-	rm -f config/crd/bases/*.yaml docs/reference/kinds/*.md
+	rm -f config/crd/bases/*.yaml charts/kollect/files/crds/*.yaml docs/reference/kinds/*.md
 	target/debug/kollect crds --dir config/crd/bases
-	UPDATE=1 cargo test --quiet -p kollect --test it reference::
+	target/debug/kollect crds --dir charts/kollect/files/crds
+	UPDATE=1 cargo test --quiet -p kollect --test it generated_from
 
 # Programs from crates.io for documentation and checks, in their own directory below target/.
 TOOLS := target/tools
@@ -117,18 +118,47 @@ docs: tools $(TOOLS)/bin/mdbook ## Make a book with search of docs/: target/book
 deny: tools $(TOOLS)/bin/cargo-deny ## Check licences, sources and duplicates of dependencies (CI also checks advisories)
 	$(TOOLS)/bin/cargo-deny --locked check $(or $(CHECKS),licenses bans sources)
 
-# A static program: musl-gcc compiles the C libraries, and is not the linker.
-STATIC := x86_64-unknown-linux-musl
+ARCHITECTURES := amd64
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+# The date of the commit, so that the same commit gives the same bytes.
+COMMIT := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+COMMIT_DATE := $(shell TZ=UTC git show --no-patch --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd HEAD 2>/dev/null || echo 1970-01-01T00:00:00Z)
+
+.PHONY: image
+image: tools ## An OCI image of the static program, without Docker: target/image (ARCHITECTURES="amd64 arm64" for both)
+	programs=(); for arch in $(ARCHITECTURES); do programs+=("$$arch=$$(scripts/static $$arch)"); done; \
+	cargo run --quiet -p kollect-testbed -- image target/image $(VERSION) $(COMMIT) $(COMMIT_DATE) "$${programs[@]}"
+	cargo run --quiet -p kollect-testbed -- sbom > target/image.cdx.json
+	@echo "target/image: the image, target/image.cdx.json: its bill of materials"
+
+.PHONY: test-image
+test-image: image servers ## The image from a registry, in its own read-only root as user 65532, with all tests of installations (needs root)
+	scripts/unpack-image target/image target/image-root
+	KOLLECT_PROGRAM=$(CURDIR)/scripts/run-image KOLLECT_IMAGE_ROOT=$(CURDIR)/target/image-root \
+		cargo test -p kollect --test it install::
+
+.PHONY: chart
+chart: tools ## The chart as a package: target/kollect-VERSION.tgz
+	"$$(cargo run --quiet -p kollect-testbed -- program helm)" package charts/kollect --destination target
+
 .PHONY: dist
-dist: tools ## The program as a static binary for a release, with its bill of materials and checksums: target/dist
-	@scripts/tools musl-gcc
-	rustup target add $(STATIC)
-	CC_$(subst -,_,$(STATIC))=musl-gcc cargo build --release --locked -p kollect --target $(STATIC)
+dist: image chart ## What a release consists of, with bill of materials and checksums: target/dist
 	rm -rf target/dist && mkdir -p target/dist
-	cargo run --quiet -p kollect-testbed -- sbom > target/dist/kollect.cdx.json
-	tar --sort=name --owner=0 --group=0 --mtime=@0 -czf target/dist/kollect-$(or $(VERSION),dev)-linux-amd64.tar.gz \
-		-C target/$(STATIC)/release kollect -C $(CURDIR) LICENSE NOTICE
+	for arch in $(ARCHITECTURES); do \
+		tar --sort=name --owner=0 --group=0 --mtime=@0 -czf target/dist/kollect-$(VERSION)-linux-$$arch.tar.gz \
+			-C "$$(dirname "$$(scripts/static $$arch)")" kollect -C $(CURDIR) LICENSE NOTICE; \
+	done
+	tar --sort=name --owner=0 --group=0 --mtime=@0 -cf target/dist/kollect-$(VERSION)-image.tar -C target/image .
+	cp target/image.cdx.json target/dist/kollect.cdx.json
+	cp target/kollect-$(VERSION).tgz target/dist/kollect-chart-$(VERSION).tgz
+	cat config/crd/bases/*.yaml > target/dist/kollect-crds-$(VERSION).yaml
 	cd target/dist && sha256sum * > SHA256SUMS
+
+# The chart has the same repository as the image; their tags differ: v1.2.3 and 1.2.3.
+REGISTRY ?= ghcr.io/kollect-dev
+.PHONY: publish
+publish: ## Push what `make dist` has made to $REGISTRY, as $REGISTRY_USER with $REGISTRY_TOKEN, and sign it
+	scripts/publish "$(REGISTRY)" "$(VERSION)"
 
 .PHONY: coverage
 coverage: servers $(TOOLS)/bin/cargo-llvm-cov ## Which lines tests run: a table by file; slow, in a target directory of its own

@@ -1,8 +1,8 @@
 //! A Kubernetes control plane: etcd, kube-apiserver and kube-controller-manager.
 //!
 //! Called by tests, the demo and benches. Authentication, RBAC, admission webhooks, namespace
-//! deletion and garbage collection are the real ones; there are no nodes, so Pods are stored and never
-//! run. etcd listens on a socket in the scratch directory, so the API server's port is the only one.
+//! deletion and garbage collection are the real ones. Pods are stored and never run, except those of operators on a
+//! control plane with a [`Node`]. etcd listens on a socket in the scratch directory, so the API server's port is the only one.
 //! Every server is stopped by SIGKILL: its state is not needed any more, and after SIGTERM an API server
 //! never ends if its etcd is gone.
 
@@ -12,17 +12,19 @@ mod kubectl;
 mod users;
 
 use std::fmt::Display;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
+pub(crate) use access::Access;
+pub(crate) use kubectl::Kubectl;
 pub use users::Grant;
 
+use crate::node::{Node, NodeNetwork};
 use crate::ports::on_free_port;
 use crate::{Error, Programs, Scratch, Server, Stop, messages};
-use access::Access;
 
 /// Many times what a start takes, because the machine may be busy.
 const START_LIMIT: Duration = Duration::from_mins(1);
@@ -32,14 +34,18 @@ const START_LIMIT: Duration = Duration::from_mins(1);
 const CONTROLLERS: &str = "namespace-controller,garbage-collector-controller,\
                            serviceaccount-controller,serviceaccount-token-controller,\
                            clusterrole-aggregation-controller";
+/// Controllers that make Pods of Deployments, for a control plane with a node that runs them.
+const POD_CONTROLLERS: &str = "deployment-controller,replicaset-controller";
 
 /// A running control plane; dropping it stops all of it.
 #[derive(Debug)]
 pub struct ControlPlane {
+    // Ends before the control plane does.
+    node: Option<Node>,
     programs: Programs,
     scratch: Scratch,
     access: Access,
-    kubeconfig: PathBuf,
+    kubectl: Kubectl,
     /// Flags that log messages of the product, if they are recorded.
     audit_flags: Vec<String>,
     /// Flags of the caller, in addition to those of [`Self::api_server_command`].
@@ -61,7 +67,27 @@ impl ControlPlane {
     /// Starts one whose API server has additional flags, such as `--feature-gates=WatchList=false`.
     pub fn start_with(api_server_flags: &[&str]) -> Result<Self, Error> {
         let programs = Programs::find_or_build()?;
-        on_free_port(|port| Self::start_on(port, &programs, api_server_flags))
+        on_free_port(|port| Self::start_on(port, &programs, api_server_flags, None))
+    }
+
+    /// Starts one with a [`Node`] that runs the Pods of operators with `kollect`, each with `more_args`.
+    pub fn start_with_node(
+        kollect: &Path,
+        more_args: &[&str],
+        api_server_flags: &[&str],
+    ) -> Result<Self, Error> {
+        let programs = Programs::find_or_build()?;
+        let network = NodeNetwork::listen()?;
+        let mut plane =
+            on_free_port(|port| Self::start_on(port, &programs, api_server_flags, Some(&network)))?;
+        let access = plane.access.clone();
+        plane.node = Some(Node::start(plane.kubectl.clone(), access, network, kollect, more_args)?);
+        Ok(plane)
+    }
+
+    /// The node; `None` unless it was started with one.
+    pub fn node(&self) -> Option<&Node> {
+        self.node.as_ref()
     }
 
     /// The control plane that all tests of this process share; started by the first caller.
@@ -96,7 +122,7 @@ impl ControlPlane {
 
     /// The kubeconfig of the administrator, complete in one file; its context is `kollect-testbed`.
     pub fn kubeconfig(&self) -> &Path {
-        &self.kubeconfig
+        &self.kubectl.kubeconfig
     }
 
     /// Kills the API server and nothing else.
@@ -121,32 +147,44 @@ impl ControlPlane {
         self.start_api_server()
     }
 
-    fn start_on(port: u16, programs: &Programs, api_server_flags: &[&str]) -> Result<Self, Error> {
+    fn start_on(
+        port: u16,
+        programs: &Programs,
+        api_server_flags: &[&str],
+        network: Option<&NodeNetwork>,
+    ) -> Result<Self, Error> {
         let scratch = Scratch::new()?;
         let mut etcd = kill_on_drop(&scratch, "etcd", &etcd::command(programs, &scratch))?;
         let access = Access::create(&scratch, port)?;
         let kubeconfig = access.write_kubeconfig(&scratch, "admin", &access.admin_token, None)?;
         // An API server that finds no etcd waits for a whole second before it tries again.
         etcd.wait_until(START_LIMIT, || etcd::socket(&scratch).exists())?;
+        let mut api_server_flags: Vec<String> = api_server_flags.iter().map(ToString::to_string).collect();
+        if let Some(network) = network {
+            let config = scratch.write("egress.yaml", network.egress_configuration())?;
+            api_server_flags.push(flag("egress-selector-config-file", config.display()));
+        }
+        let home = scratch.path().to_owned();
         let mut control_plane = Self {
+            node: None,
             programs: programs.clone(),
             audit_flags: messages::audit_flags(&scratch)?,
             scratch,
             access,
-            kubeconfig,
-            api_server_flags: api_server_flags.iter().map(ToString::to_string).collect(),
+            kubectl: Kubectl { program: programs.kubectl.clone(), home, kubeconfig },
+            api_server_flags,
             namespaces: AtomicU32::new(0),
             api_server: None,
             others: vec![etcd],
         };
         control_plane.start_api_server()?;
-        control_plane.start_controllers()?;
+        control_plane.start_controllers(network.is_some())?;
         Ok(control_plane)
     }
 
     /// Requires that the API server is ready: the controllers exit if they wait for it too long.
-    fn start_controllers(&mut self) -> Result<(), Error> {
-        let command = self.controllers_command();
+    fn start_controllers(&mut self, with_pods: bool) -> Result<(), Error> {
+        let command = self.controllers_command(with_pods);
         let mut server = kill_on_drop(&self.scratch, "kube-controller-manager", &command)?;
         // They serve no port. This account is the first object that they create.
         let account = ["get", "serviceaccount", "default", "--namespace=default"];
@@ -187,11 +225,13 @@ impl ControlPlane {
         command
     }
 
-    fn controllers_command(&self) -> Command {
+    fn controllers_command(&self, with_pods: bool) -> Command {
+        let controllers =
+            if with_pods { format!("{CONTROLLERS},{POD_CONTROLLERS}") } else { CONTROLLERS.to_owned() };
         let mut command = Command::new(&self.programs.kube_controller_manager);
         command.args([
-            flag("kubeconfig", self.kubeconfig.display()),
-            flag("controllers", CONTROLLERS),
+            flag("kubeconfig", self.kubeconfig().display()),
+            flag("controllers", controllers),
             flag("leader-elect", false),
             flag("secure-port", 0),
             flag("service-account-private-key-file", self.access.key_file.display()),

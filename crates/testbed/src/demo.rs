@@ -6,11 +6,10 @@
 use std::{
     io::Write,
     path::Path,
-    process::Command,
     time::{Duration, Instant},
 };
 
-use crate::{ControlPlane, Error, Postgres, Programs, Scratch, Server, Stop};
+use crate::{ControlPlane, Error, Helm, Postgres, Scratch, programs};
 
 const WORKLOADS: &str = include_str!("../demo/workloads.yaml");
 const KOLLECT_MANIFESTS: &str = "crates/testbed/demo/kollect.yaml";
@@ -25,18 +24,17 @@ const TIMEOUT: Duration = Duration::from_mins(1);
 pub fn run(kollect: &Path, out: &mut dyn Write) -> Result<(), Error> {
     let mut screen = Screen(out);
     screen.heading("Starting a throw-away Kubernetes control plane, and a PostgreSQL for the inventory")?;
-    Programs::find_or_build()?;
+    programs::build_for_install()?;
     let started = Instant::now();
-    let plane = ControlPlane::start()?;
+    let plane = ControlPlane::start_with_node(kollect, &[], &[])?;
     let postgres = Postgres::start()?;
     screen.show(&format!("{} is ready after {:.1} s", plane.url(), started.elapsed().as_secs_f32()))?;
     let scratch = Scratch::new()?;
-    let mut demo = Demo { kollect, plane, postgres, scratch, screen };
+    let mut demo = Demo { plane, postgres, scratch, screen };
 
-    demo.screen.heading("Installing the eleven kinds, and a small shop of eight Deployments to look at")?;
-    demo.kubectl_quietly(&["apply", "-k", "config/crd"])?;
-    demo.plane.wait(&["crd", "--for=condition=Established", "--all"])?;
+    demo.screen.heading("A small shop of eight Deployments to look at, and the operator from its chart")?;
     demo.plane.apply(WORKLOADS)?;
+    demo.install()?;
 
     demo.screen.heading("What is wanted: a profile, a target, two sinks, an inventory for each")?;
     demo.kubectl(&["apply", "-f", KOLLECT_MANIFESTS])?;
@@ -44,8 +42,7 @@ pub fn run(kollect: &Path, out: &mut dyn Write) -> Result<(), Error> {
     let secret = ["create", "secret", "generic", "portal", "-n", "inventory"];
     demo.kubectl(&[&secret[..], &[&format!("--from-literal=dsn={dsn}")]].concat())?;
 
-    demo.screen.heading("The operator starts, and soon everything is in the database")?;
-    let operator = demo.start_operator()?;
+    demo.screen.heading("Soon everything is in the database")?;
     demo.wait_for_condition("Ready=true")?;
     demo.kubectl(&["get", "kollect", "-A"])?;
     demo.show_rows(SELECT_ROWS)?;
@@ -73,18 +70,16 @@ pub fn run(kollect: &Path, out: &mut dyn Write) -> Result<(), Error> {
 
     demo.screen.heading("An auditor reads the same in Git: one commit per change")?;
     demo.show_git_history()?;
-    drop(operator);
 
     let Demo { mut screen, .. } = demo;
     screen.heading("Now your own cluster. This only reads, and installs nothing")?;
     screen.show(&format!("$ {} collect -f docs/examples/deployments", kollect.display()))?;
-    screen.heading("And this is the operator: see docs/use/install.md")?;
-    screen.show("$ kubectl apply -k config/default")
+    screen.heading("And this is the operator, for good: see docs/use/install.md")?;
+    screen.show("$ helm install kollect charts/kollect -n kollect-system --create-namespace --wait")
 }
 
-/// The servers, the program and the output of a demo.
+/// The servers and the output of a demo.
 struct Demo<'a> {
-    kollect: &'a Path,
     plane: ControlPlane,
     postgres: Postgres,
     scratch: Scratch,
@@ -134,20 +129,17 @@ impl Demo<'_> {
         self.screen.show(&patch)
     }
 
-    /// Starts the operator with the kubeconfig of the administrator.
-    fn start_operator(&mut self) -> Result<Server, Error> {
-        // Loopback addresses and local files need these flags; in a cluster sinks are on other machines.
-        let root = format!("--file-sink-root={}", self.scratch.path().display());
-        let args = ["operator", "--allow-sink-cidrs=127.0.0.0/8", &root];
-        // The demo uses neither probes nor webhooks.
-        let disabled = ["--health-probe-bind-address=0", "--validating-webhooks-enabled=false"];
-        self.screen.show(&format!("$ kollect {} {} &", args.join(" "), disabled.join(" ")))?;
-        let program = self.kollect.canonicalize();
-        let program = program.map_err(Error::io(format!("find {}", self.kollect.display())))?;
-        let mut command = Command::new(program);
-        command.args(args).args(disabled).env("KUBECONFIG", self.plane.kubeconfig());
-        command.env("KOLLECT_GIT_MIRROR_DIR", self.scratch.path().join("mirrors"));
-        Server::start(&self.scratch, "operator", Stop::Terminate, &command)
+    /// Installs the chart. There are no nodes here: the Pod of the operator runs as a process of this machine.
+    fn install(&mut self) -> Result<(), Error> {
+        // Loopback addresses and local files need these values; in a cluster sinks are on other machines.
+        let root = format!("--set=fileSinkRoot={}", self.scratch.path().display());
+        let command =
+            ["install", "kollect", "charts/kollect", "-n", "kollect-system", "--create-namespace", "--wait"];
+        let args = [&command[..], &["--set-string=allowSinkCidrs={127.0.0.0/8}", &root]].concat();
+        self.screen.show(&format!("$ helm {}", args.join(" ")))?;
+        Helm::of(&self.plane)?.run(&args)?;
+        self.kubectl(&["get", "pods", "-n", "kollect-system"])?;
+        self.screen.show("(A demo has no nodes: the Pod of the operator runs as a process of this machine.)")
     }
 
     /// Waits for a condition of the inventory.

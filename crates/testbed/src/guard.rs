@@ -35,16 +35,17 @@ read -r _
 rm -rf "$directory" || { sleep 1; rm -rf "$directory"; }
 "#;
 
-/// `$1`: signal, `$2`: log file, `$3`: status file, then the command of the server. The signal is repeated because
+/// `$1`: signal, `$2`: log file, `$3`: status file, `$4`: file for the process id, then the command of the server. The signal is repeated because
 /// a shell starts background commands with INT and QUIT ignored, so one sent before the server has
 /// set its own handlers is lost. The last line ends all other processes of the process group.
 const GUARD_SCRIPT: &str = r#"
-signal=$1 log=$2 status=$3
-shift 3
+signal=$1 log=$2 status=$3 pid=$4
+shift 4
 exec 3<&0 </dev/null
 rm -f "$status"
 "$@" 3<&- >>"$log" 2>&1 &
 server=$!
+echo "$server" >"$pid"
 { read -r _ <&3; while kill -s "$signal" "$server"; do sleep 1; done; } &
 wait "$server"
 echo "$?" >"$status"
@@ -83,6 +84,7 @@ pub struct Server {
     guard: Child,
     log: PathBuf,
     status: PathBuf,
+    pid: PathBuf,
     // Keeps the directory until the guard has ended: fields are dropped after `Drop::drop`.
     _scratch: Scratch,
 }
@@ -157,11 +159,12 @@ impl Server {
         let action = || format!("start {name}");
         let log = scratch.path().join(format!("{name}.log"));
         let status = scratch.path().join(format!("{name}.status"));
+        let pid = scratch.path().join(format!("{name}.pid"));
         let cleaner_pipe = scratch.0.hold().map_err(Error::io(action()))?;
         let mut guard = Command::new("sh");
         guard
             .args(["-c", GUARD_SCRIPT, "kollect-testbed-guard", stop.signal()])
-            .args([&log, &status])
+            .args([&log, &status, &pid])
             .arg(command.get_program())
             .args(command.get_args())
             .current_dir(command.get_current_dir().unwrap_or(scratch.path()))
@@ -177,12 +180,19 @@ impl Server {
             };
         }
         let guard = guard.spawn().map_err(Error::io(action()))?;
-        Ok(Self { name: name.to_owned(), guard, log, status, _scratch: scratch.clone() })
+        Ok(Self { name: name.to_owned(), guard, log, status, pid, _scratch: scratch.clone() })
     }
 
     /// The file that the server's output goes to.
     pub fn log(&self) -> &Path {
         &self.log
+    }
+
+    /// Sends SIGTERM once. Dropping the server repeats its signal until the process has ended.
+    pub fn terminate(&self) -> Result<(), Error> {
+        let pid = fs::read_to_string(&self.pid).map_err(Error::io(format!("find {}", self.name)))?;
+        let sent = Command::new("kill").args(["-TERM", pid.trim()]).status();
+        sent.map(drop).map_err(Error::io(format!("stop {}", self.name)))
     }
 
     /// Whether the process still runs; `false` if it ended with success, an error if with failure.

@@ -14,29 +14,36 @@
 )]
 
 mod certificates;
+mod command;
 pub mod control_plane;
 pub mod demo;
 mod error;
 pub mod features;
 pub mod git;
 pub mod guard;
+pub mod helm;
+pub mod image;
 pub mod messages;
 pub mod nats;
+pub mod node;
 pub mod playground;
 mod ports;
 pub mod postgres;
 pub mod programs;
 pub mod proxy;
 pub mod sbom;
+pub mod schemas;
 
 pub use certificates::Certificates;
 pub use control_plane::{ControlPlane, Grant};
 pub use error::Error;
 pub use git::{GitHttp, GitSsh};
 pub use guard::{Scratch, Server, Stop};
+pub use helm::Helm;
 pub use nats::Nats;
+pub use node::Node;
 pub use playground::Playground;
 pub use ports::free_port;
 pub use postgres::{Postgres, StoppedPostgres};
-pub use programs::{Programs, promtool};
+pub use programs::{Programs, chart_tool, promtool};
 pub use proxy::{FailureMoment, Proxy, RecordedList};

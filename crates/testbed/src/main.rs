@@ -9,12 +9,13 @@ use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
+use kollect_testbed::image::{self, ImageLabels, ImageProgram};
 use kollect_testbed::{ControlPlane, Error, Playground, demo, features, messages, programs, sbom};
 
 const USAGE: &str = "\
 usage: kollect-testbed COMMAND
 
-  build     find or build the control plane and the NATS server
+  build     find or build the control plane, the NATS server and the tools of tests
   up        start a control plane and keep it until Ctrl-C or the end of standard input
   demo      show what the given kollect program does, on a control plane of its own
   features  list the features of the workspace that must compile alone, with their packages
@@ -22,7 +23,11 @@ usage: kollect-testbed COMMAND
             two clusters with the operator, PostgreSQL and NATS, until Ctrl-C or the end of standard input
   messages check|write RECORDED LISTING
             compare the messages that tests have recorded with the listing, or write it
+  program NAME
+            print the path of crane, kube-score, kubeconform or helm, which is built if it is missing
   sbom      print the bill of materials of the program, as CycloneDX JSON
+  image DIRECTORY VERSION REVISION CREATED ARCHITECTURE=PROGRAM...
+            write an OCI image layout of static programs
 ";
 /// Directory of the playground, below the root of the repository.
 const PLAYGROUND: &str = "target/playground";
@@ -39,6 +44,14 @@ fn main() -> ExitCode {
         ["messages", "check", recorded, listing] => check_messages(Path::new(recorded), Path::new(listing)),
         ["messages", "write", recorded, listing] => {
             messages::write_listing(Path::new(recorded), Path::new(listing))
+        }
+        ["image", directory, version, revision, created, programs @ ..] => {
+            let [version, revision, created] = [version, revision, created].map(|text| (*text).to_owned());
+            write_image(Path::new(directory), &ImageLabels { version, revision, created }, programs)
+        }
+        ["program", "helm"] => programs::helm().and_then(|path| print(&format!("{}\n", path.display()))),
+        ["program", name] => {
+            programs::chart_tool(name).and_then(|path| print(&format!("{}\n", path.display())))
         }
         ["sbom"] => sbom::of_program().and_then(|text| print(&text)),
         ["help" | "-h" | "--help"] => print(USAGE),
@@ -94,6 +107,21 @@ fn check_messages(recorded: &Path, listing: &Path) -> Result<(), Error> {
     }
     let (count, lines) = (unlisted.len(), unlisted.join("\n  "));
     Err(Error::UnlistedMessages { count, lines, listing: listing.display().to_string() })
+}
+
+fn write_image(directory: &Path, labels: &ImageLabels, programs: &[&str]) -> Result<(), Error> {
+    let programs =
+        programs.iter().filter_map(|program| program.split_once('=')).map(|(architecture, file)| {
+            ImageProgram { architecture: architecture.to_owned(), file: file.into() }
+        });
+    let (digest, sizes) = image::write(directory, &programs.collect::<Vec<_>>(), labels)?;
+    for (architecture, bytes) in sizes {
+        print(&format!(
+            "linux/{architecture}: {:.1} MB compressed\n",
+            f64::from(u32::try_from(bytes).unwrap_or(u32::MAX)) / 1e6
+        ))?;
+    }
+    print(&format!("{digest}\n"))
 }
 
 fn print(text: &str) -> Result<(), Error> {

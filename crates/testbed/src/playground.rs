@@ -1,44 +1,36 @@
-//! `make playground`: two clusters with the operator as `config/default` installs it, one in which only the kinds are
-//! installed, a PostgreSQL and a NATS server, until it is dropped. The walkthroughs in `docs/start` run in it, and a test runs their commands in it.
+//! `make playground`: two clusters with the operator as the chart installs it, one in which only the kinds are installed, a
+//! PostgreSQL and a NATS server, until it is dropped. The walkthroughs in `docs/start` run in it, and a test runs their
+//! commands in it.
 
 use std::{
     fs,
     io::Write as _,
     path::{Path, PathBuf},
-    process::Command,
 };
 
-use crate::{ControlPlane, Error, Nats, Postgres, Programs, Server, Stop, free_port, guard::Scratch};
+use crate::{ControlPlane, Error, Helm, Nats, Postgres, Programs, free_port, programs};
 
 const WORKLOADS: &str = include_str!("../demo/workloads.yaml");
 const RELEASE: &str = include_str!("../demo/release.yaml");
-/// Namespace of the operator in `config/default`.
-const OPERATOR_NAMESPACE: &str = "kollect-system";
-
 /// Running servers, and a directory with the files that sinks write.
 #[derive(Debug)]
 pub struct Playground {
-    east: Cluster,
-    west: Cluster,
+    east: ControlPlane,
+    west: ControlPlane,
     /// Only the kinds are installed.
     team: ControlPlane,
     postgres: Postgres,
     nats: Nats,
     nats_monitor: u16,
     kubectl: PathBuf,
+    helm: PathBuf,
     directory: PathBuf,
-}
-
-#[derive(Debug)]
-struct Cluster {
-    // Ends before the control plane does.
-    _operator: Server,
-    plane: ControlPlane,
 }
 
 impl Playground {
     /// Starts everything, in the root of the repository. `directory` is emptied first.
     pub fn start(kollect: &Path, directory: &Path) -> Result<Self, Error> {
+        programs::build_for_install()?;
         let programs = Programs::find_or_build()?;
         if directory.exists() {
             fs::remove_dir_all(directory).map_err(Error::io(format!("remove {}", directory.display())))?;
@@ -47,16 +39,18 @@ impl Playground {
         let directory =
             directory.canonicalize().map_err(Error::io(format!("find {}", directory.display())))?;
         let nats_monitor = free_port()?;
-        let team = ControlPlane::start()?;
-        install(&team, "config/crd")?;
+        let team = ControlPlane::start_with_node(kollect, &[], &[])?;
+        team.kubectl(&["apply", "-k", "config/crd"])?;
+        team.wait(&["crd", "--for=condition=Established", "--all"])?;
         let playground = Self {
             team,
-            east: Cluster::start(kollect, &directory.join("files"))?,
-            west: Cluster::start(kollect, &directory.join("files-west"))?,
+            east: start_cluster(kollect, &directory.join("files"))?,
+            west: start_cluster(kollect, &directory.join("files-west"))?,
             postgres: Postgres::start()?,
             nats: Nats::start_with(&format!("http: \"127.0.0.1:{nats_monitor}\""))?,
             nats_monitor,
             kubectl: programs.kubectl,
+            helm: programs::helm()?,
             directory,
         };
         playground.write_environment(kollect)?;
@@ -71,8 +65,8 @@ impl Playground {
     /// The variables of `env`, without `PATH`.
     pub fn variables(&self) -> Vec<(&'static str, String)> {
         vec![
-            ("KUBECONFIG", self.east.plane.kubeconfig().display().to_string()),
-            ("KUBECONFIG_WEST", self.west.plane.kubeconfig().display().to_string()),
+            ("KUBECONFIG", self.east.kubeconfig().display().to_string()),
+            ("KUBECONFIG_WEST", self.west.kubeconfig().display().to_string()),
             ("KUBECONFIG_TEAM", self.team.kubeconfig().display().to_string()),
             ("DATABASE_URL", self.postgres.dsn()),
             ("NATS_URL", self.nats.url()),
@@ -81,7 +75,7 @@ impl Playground {
         ]
     }
 
-    /// Directory with `kubectl` and `kollect`.
+    /// Directory with `kubectl`, `helm` and `kollect`.
     pub fn programs(&self) -> PathBuf {
         self.directory.join("bin")
     }
@@ -90,7 +84,7 @@ impl Playground {
         let bin = self.programs();
         fs::create_dir_all(&bin).map_err(Error::io(format!("create {}", bin.display())))?;
         let kollect = kollect.canonicalize().map_err(Error::io(format!("find {}", kollect.display())))?;
-        for (program, name) in [(&self.kubectl, "kubectl"), (&kollect, "kollect")] {
+        for (program, name) in [(&self.kubectl, "kubectl"), (&self.helm, "helm"), (&kollect, "kollect")] {
             std::os::unix::fs::symlink(program, bin.join(name)).map_err(Error::io(format!("link {name}")))?;
         }
         let variables = self.variables().into_iter().map(|(name, value)| format!("export {name}={value}\n"));
@@ -101,41 +95,17 @@ impl Playground {
     }
 }
 
-fn install(plane: &ControlPlane, kustomization: &str) -> Result<(), Error> {
-    plane.kubectl(&["apply", "-k", kustomization])?;
-    plane.wait(&["crd", "--for=condition=Established", "--all"]).map(drop)
-}
-
-impl Cluster {
-    fn start(kollect: &Path, files: &Path) -> Result<Self, Error> {
-        let plane = ControlPlane::start()?;
-        install(&plane, "config/default")?;
-        plane.apply(WORKLOADS)?;
-        plane.apply(RELEASE)?;
-        let scratch = Scratch::new()?;
-        let kubeconfig = plane.pod_kubeconfig(OPERATOR_NAMESPACE, "kollect")?;
-        fs::create_dir_all(files).map_err(Error::io(format!("create {}", files.display())))?;
-        let program = kollect.canonicalize().map_err(Error::io(format!("find {}", kollect.display())))?;
-        let mut command = Command::new(program);
-        command
-            .args([
-                "operator",
-                "--leader-elect",
-                "--validating-webhooks-enabled=false",
-                "--health-probe-bind-address=0",
-            ])
-            // The sinks are on this machine, which needs these two flags.
-            .arg("--allow-sink-cidrs=127.0.0.0/8")
-            .arg(format!("--file-sink-root={}", files.display()))
-            .arg("--kubeconfig")
-            .arg(kubeconfig)
-            .envs([
-                ("POD_NAMESPACE", OPERATOR_NAMESPACE),
-                ("POD_NAME", "kollect-0"),
-                ("POD_UID", "playground"),
-            ])
-            .env("KOLLECT_GIT_MIRROR_DIR", scratch.path().join("mirrors"));
-        let operator = Server::start(&scratch, "operator", Stop::Terminate, &command)?;
-        Ok(Self { _operator: operator, plane })
-    }
+/// A cluster with the operator, as `helm install` makes it.
+fn start_cluster(kollect: &Path, files: &Path) -> Result<ControlPlane, Error> {
+    let plane = ControlPlane::start_with_node(kollect, &[], &[])?;
+    plane.apply(WORKLOADS)?;
+    plane.apply(RELEASE)?;
+    fs::create_dir_all(files).map_err(Error::io(format!("create {}", files.display())))?;
+    let install =
+        ["install", "kollect", "charts/kollect", "-n", "kollect-system", "--create-namespace", "--wait"];
+    // The sinks are on this machine, which needs these two values.
+    let files = format!("--set=fileSinkRoot={}", files.display());
+    Helm::of(&plane)?
+        .run(&[&install[..], &["--set-string=allowSinkCidrs={127.0.0.0/8}", &files]].concat())?;
+    Ok(plane)
 }

@@ -1,7 +1,7 @@
-//! Paths of the Go programs: the control plane, the NATS server, and promtool.
+//! Paths of the Go programs: the control plane, the NATS server, and tools for alerts, charts and images.
 //!
-//! [`Programs::find_or_build`] and [`nats_server`] are called when a server is started, [`all`] by
-//! `kollect-testbed build`. Programs live in a cache directory whose layout names their versions:
+//! [`Programs::find_or_build`] and [`nats_server`] are called when a server is started, the tools by the tests that
+//! use them, [`all`] by `kollect-testbed build`. Programs live in a cache directory whose layout names their versions:
 //! `$KOLLECT_TESTBED_CACHE`, else `$XDG_CACHE_HOME/kollect-testbed`, else
 //! `$HOME/.cache/kollect-testbed`. Only the files `go.mod` below `servers` define the
 //! versions. A program in the cache is always complete, because builds are renamed into place.
@@ -39,6 +39,16 @@ const PROMTOOL_MODULE: Pins = Pins {
     directory: concat!(env!("CARGO_MANIFEST_DIR"), "/servers/promtool"),
 };
 
+const HELM_MODULE: Pins = Pins {
+    go_mod: include_str!("../servers/helm/go.mod"),
+    directory: concat!(env!("CARGO_MANIFEST_DIR"), "/servers/helm"),
+};
+
+const CHART_MODULE: Pins = Pins {
+    go_mod: include_str!("../servers/chart/go.mod"),
+    directory: concat!(env!("CARGO_MANIFEST_DIR"), "/servers/chart"),
+};
+
 /// Paths of the programs; all files exist.
 #[derive(Debug, Clone)]
 pub struct Programs {
@@ -62,6 +72,9 @@ struct Bundle {
     programs: &'static [(&'static str, &'static str)],
     /// Build tags.
     tags: &'static str,
+    /// Flags of the linker that set the version which the program reports; `{version}`, `{major}` and `{minor}` stand for
+    /// that of the module.
+    version_flags: &'static str,
     /// Duration of a build without any cache, on two cores.
     minutes: u32,
 }
@@ -76,6 +89,10 @@ const KUBERNETES: Bundle = Bundle {
         ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
     ],
     tags: "",
+    // Without its version kubectl refuses to work.
+    version_flags: "-X k8s.io/component-base/version.gitVersion={version} \
+                    -X k8s.io/component-base/version.gitMajor={major} \
+                    -X k8s.io/component-base/version.gitMinor={minor}",
     minutes: 6,
 };
 
@@ -85,6 +102,7 @@ const ETCD: Bundle = Bundle {
     module: "go.etcd.io/etcd/server/v3",
     programs: &[("etcd", "go.etcd.io/etcd/server/v3")],
     tags: "",
+    version_flags: "",
     minutes: 1,
 };
 
@@ -94,6 +112,7 @@ const NATS: Bundle = Bundle {
     module: "github.com/nats-io/nats-server/v2",
     programs: &[("nats-server", "github.com/nats-io/nats-server/v2")],
     tags: "",
+    version_flags: "",
     minutes: 1,
 };
 
@@ -104,32 +123,71 @@ const PROMTOOL: Bundle = Bundle {
     programs: &[("promtool", "github.com/prometheus/prometheus/cmd/promtool")],
     // Leaves out service discovery, which is most of the code and not needed to test rules.
     tags: "remove_all_sd",
+    version_flags: "",
     minutes: 2,
 };
 
+const HELM: Bundle = Bundle {
+    name: "helm",
+    pins: HELM_MODULE,
+    module: "helm.sh/helm/v4",
+    programs: &[("helm", "helm.sh/helm/v4/cmd/helm")],
+    tags: "",
+    version_flags: "-X helm.sh/helm/v4/internal/version.version={version}",
+    minutes: 4,
+};
+
+/// Checks of rendered charts, and the registry for images.
+const CHART_TOOLS: Bundle = Bundle {
+    name: "chart-tools",
+    pins: CHART_MODULE,
+    module: "github.com/google/go-containerregistry",
+    programs: &[
+        ("crane", "github.com/google/go-containerregistry/cmd/crane"),
+        ("kube-score", "github.com/zegl/kube-score/cmd/kube-score"),
+        ("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),
+    ],
+    tags: "",
+    version_flags: "",
+    minutes: 2,
+};
+
+const BUNDLES: [Bundle; 6] = [KUBERNETES, ETCD, NATS, PROMTOOL, HELM, CHART_TOOLS];
+
 /// Paths of all programs in the cache, those of the control plane first. Missing ones are built.
 pub fn all() -> Result<Vec<PathBuf>, Error> {
-    let (cache, bundles) = (cache()?, [KUBERNETES, ETCD, NATS, PROMTOOL]);
-    build::build_missing(&bundles, &cache)?;
+    let cache = cache()?;
+    build::build_missing(&BUNDLES, &cache)?;
     let files = |bundle: Bundle| {
         let directory = bundle.directory(&cache);
         bundle.programs.iter().map(move |(file, _)| directory.join(file))
     };
-    Ok(bundles.into_iter().flat_map(files).collect())
+    Ok(BUNDLES.into_iter().flat_map(files).collect())
+}
+
+/// Builds what installs the chart on a control plane, if it is missing: all at once, which is quicker.
+pub fn build_for_install() -> Result<(), Error> {
+    build::build_missing(&[KUBERNETES, ETCD, HELM], &cache()?)
 }
 
 /// The NATS server from the cache; built first if it is missing.
 pub fn nats_server() -> Result<PathBuf, Error> {
-    let cache = cache()?;
-    build::build_missing(&[NATS], &cache)?;
-    Ok(NATS.directory(&cache).join("nats-server"))
+    NATS.program("nats-server")
 }
 
 /// promtool from the cache; built first if it is missing.
 pub fn promtool() -> Result<PathBuf, Error> {
-    let cache = cache()?;
-    build::build_missing(&[PROMTOOL], &cache)?;
-    Ok(PROMTOOL.directory(&cache).join("promtool"))
+    PROMTOOL.program("promtool")
+}
+
+/// helm from the cache; built first if it is missing.
+pub fn helm() -> Result<PathBuf, Error> {
+    HELM.program("helm")
+}
+
+/// crane, kube-score or kubeconform from the cache; built first if it is missing.
+pub fn chart_tool(name: &str) -> Result<PathBuf, Error> {
+    CHART_TOOLS.program(name)
 }
 
 impl Programs {
@@ -161,6 +219,13 @@ impl Bundle {
         cache.join(format!("{}-{}", self.name, self.version()))
     }
 
+    /// A program from the cache; the bundle is built first if it is missing.
+    fn program(self, name: &str) -> Result<PathBuf, Error> {
+        let cache = cache()?;
+        build::build_missing(&[self], &cache)?;
+        Ok(self.directory(&cache).join(name))
+    }
+
     fn is_complete(self, cache: &Path) -> bool {
         let directory = self.directory(cache);
         self.programs.iter().all(|(file, _)| is_program(&directory.join(file)))
@@ -177,7 +242,8 @@ impl Pins {
     }
 }
 
-fn cache() -> Result<PathBuf, Error> {
+/// Directory of the programs.
+pub(crate) fn cache() -> Result<PathBuf, Error> {
     cache_directory(|name| std::env::var_os(name)).ok_or_else(|| Error::Io {
         action: "choose a cache directory".to_owned(),
         source: io::Error::new(io::ErrorKind::NotFound, "HOME is not set"),
@@ -202,7 +268,7 @@ mod tests {
 
     #[test]
     fn versions_come_from_go_mod() {
-        for bundle in [KUBERNETES, ETCD, NATS, PROMTOOL] {
+        for bundle in BUNDLES {
             assert!(bundle.version().starts_with('v'), "{bundle:?}");
             assert!(bundle.pins.value("go").is_some());
         }

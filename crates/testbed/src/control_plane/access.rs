@@ -17,11 +17,11 @@ use crate::{Error, Scratch};
 const CONTEXT: &str = "kollect-testbed";
 
 /// Port, keys and tokens that the API server is started with.
-#[derive(Debug)]
-pub(super) struct Access {
+#[derive(Debug, Clone)]
+pub(crate) struct Access {
     pub(super) port: u16,
     pub(super) admin_token: String,
-    pub(super) certificate: String,
+    pub(crate) certificate: String,
     pub(super) certificate_file: PathBuf,
     pub(super) key_file: PathBuf,
     pub(super) tokens_file: PathBuf,
@@ -44,12 +44,17 @@ impl Access {
         })
     }
 
-    pub(super) fn url(&self) -> String {
+    /// What Pods find in variables.
+    pub(crate) fn host_and_port(&self) -> (String, String) {
+        ("127.0.0.1".to_owned(), self.port.to_string())
+    }
+
+    pub(crate) fn url(&self) -> String {
         format!("https://127.0.0.1:{}", self.port)
     }
 
     /// Writes a kubeconfig for the bearer of `token`, with `namespace` as the default of its context. JSON is YAML too.
-    pub(super) fn write_kubeconfig(
+    pub(crate) fn write_kubeconfig(
         &self,
         scratch: &Scratch,
         name: &str,

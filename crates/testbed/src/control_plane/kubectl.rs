@@ -4,21 +4,41 @@
 //! scratch directory: it neither reads nor writes the configuration and the caches of the user.
 
 use std::io::{Seek as _, Write as _};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 
 use super::ControlPlane;
-use crate::Error;
+use crate::{Error, command};
 
-impl ControlPlane {
-    /// Runs kubectl and returns what it wrote to standard output. Pass `--kubeconfig` to act as a
-    /// user other than the administrator.
-    pub fn kubectl(&self, args: &[&str]) -> Result<String, Error> {
-        self.run_kubectl(args, Stdio::null())
+/// Runs kubectl for one control plane.
+#[derive(Debug, Clone)]
+pub(crate) struct Kubectl {
+    pub(super) program: PathBuf,
+    /// For caches.
+    pub(super) home: PathBuf,
+    pub(super) kubeconfig: PathBuf,
+}
+
+impl Kubectl {
+    /// A command that acts as the administrator.
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(args).env_clear().env("HOME", &self.home).env("KUBECONFIG", &self.kubeconfig);
+        command
+    }
+
+    /// What kubectl wrote to standard output.
+    pub(crate) fn run(&self, args: &[&str]) -> Result<String, Error> {
+        self.run_with(args, Stdio::null())
+    }
+
+    fn run_with(&self, args: &[&str], input: Stdio) -> Result<String, Error> {
+        command::run(&mut self.command(args), input, &format!("kubectl {}", args.join(" ")))
     }
 
     /// Runs kubectl with `input` as its standard input.
-    pub fn kubectl_with_input(&self, args: &[&str], input: &str) -> Result<String, Error> {
+    pub(crate) fn run_with_input(&self, args: &[&str], input: &str) -> Result<String, Error> {
         // A file and not a pipe: kubectl writes while it still reads, so with a large input both sides
         // could block.
         let file = tempfile::tempfile().and_then(|mut file| {
@@ -27,7 +47,20 @@ impl ControlPlane {
             Ok(file)
         });
         let file = file.map_err(Error::io("hand kubectl its input"))?;
-        self.run_kubectl(args, Stdio::from(file))
+        self.run_with(args, Stdio::from(file))
+    }
+}
+
+impl ControlPlane {
+    /// Runs kubectl and returns what it wrote to standard output. Pass `--kubeconfig` to act as a
+    /// user other than the administrator.
+    pub fn kubectl(&self, args: &[&str]) -> Result<String, Error> {
+        self.kubectl.run(args)
+    }
+
+    /// Runs kubectl with `input` as its standard input.
+    pub fn kubectl_with_input(&self, args: &[&str], input: &str) -> Result<String, Error> {
+        self.kubectl.run_with_input(args, input)
     }
 
     /// Creates or updates the objects of a manifest, YAML or JSON.
@@ -46,23 +79,5 @@ impl ControlPlane {
         let name = format!("{prefix}-{number}");
         self.kubectl(&["create", "namespace", &name])?;
         Ok(name)
-    }
-
-    fn run_kubectl(&self, args: &[&str], input: Stdio) -> Result<String, Error> {
-        let output = Command::new(&self.programs.kubectl)
-            .args(args)
-            .env_clear()
-            .env("HOME", self.scratch.path())
-            .env("KUBECONFIG", &self.kubeconfig)
-            .stdin(input)
-            .output()
-            .map_err(Error::io(format!("run {}", self.programs.kubectl.display())))?;
-        if !output.status.success() {
-            return Err(Error::Command {
-                command: format!("kubectl {}", args.join(" ")),
-                stderr: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-            });
-        }
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 }

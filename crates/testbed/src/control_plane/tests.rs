@@ -64,7 +64,7 @@ fn a_missing_program_is_named_in_the_error() {
         kubectl: "/nonexistent/kubectl".into(),
         etcd: "/nonexistent/etcd".into(),
     };
-    let error = ControlPlane::start_on(1, &programs, &[]).unwrap_err().to_string();
+    let error = ControlPlane::start_on(1, &programs, &[], None).unwrap_err().to_string();
     assert!(error.starts_with("etcd ended with status 127"), "{error}");
     assert!(error.contains("/nonexistent/etcd"), "{error}");
 }
@@ -73,7 +73,7 @@ fn a_missing_program_is_named_in_the_error() {
 fn a_taken_port_of_the_api_server_is_recognised() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
-    let error = ControlPlane::start_on(port, &Programs::find_or_build().unwrap(), &[]).unwrap_err();
+    let error = ControlPlane::start_on(port, &Programs::find_or_build().unwrap(), &[], None).unwrap_err();
     assert!(error.is_port_taken(), "{error}");
 }
 

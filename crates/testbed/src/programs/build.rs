@@ -171,18 +171,13 @@ fn go_build(bundle: Bundle, staging: &Path) -> Command {
     command
 }
 
-/// Kubernetes takes its version from the linker; without it kubectl refuses to work.
+/// Leaves out symbols, and sets the version that the program reports.
 fn linker_flags(bundle: Bundle) -> String {
-    const VERSION_PACKAGE: &str = "k8s.io/component-base/version";
     let version = bundle.version();
     let mut numbers = version.trim_start_matches('v').split('.');
-    let major = numbers.next().unwrap_or_default();
-    let minor = numbers.next().unwrap_or_default();
-    // etcd does not link this package, so the flags have no effect on it.
-    format!(
-        "-s -w -X {VERSION_PACKAGE}.gitVersion={version} -X {VERSION_PACKAGE}.gitMajor={major} \
-         -X {VERSION_PACKAGE}.gitMinor={minor}"
-    )
+    let mut number = || numbers.next().unwrap_or_default();
+    let flags = bundle.version_flags.replace("{version}", version);
+    format!("-s -w {}", flags.replace("{major}", number()).replace("{minor}", number()))
 }
 
 fn run(name: &str, mut command: Command) -> Result<(), Error> {
@@ -239,6 +234,7 @@ mod tests {
         let flags = linker_flags(super::super::KUBERNETES);
         let version = super::super::KUBERNETES.version();
         assert!(flags.contains(&format!("version.gitVersion={version} ")), "{flags}");
+        assert!(flags.contains("version.gitMajor=1 "), "{flags}");
     }
 
     /// Replaces a build: creates files that count as programs.
