@@ -128,8 +128,10 @@ impl AdmissionTest {
     }
 
     fn configure_as(&self, domain: &str, port: u16, authority: &Authority) {
-        let text = fs::read_to_string(root().join("config/webhook/manifests.yaml")).unwrap();
-        let mut configuration: Value = serde_saphyr::from_str(&text).unwrap();
+        let text = fs::read_to_string(root().join("config/default/kollect.yaml")).unwrap();
+        let objects: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+        let mut configuration =
+            objects.into_iter().find(|object| object["kind"] == "ValidatingWebhookConfiguration").unwrap();
         for webhook in configuration["webhooks"].as_array_mut().unwrap() {
             let path = webhook["clientConfig"]["service"]["path"].as_str().unwrap();
             let name = webhook["name"].as_str().unwrap().replace("kb.io", domain);
@@ -416,10 +418,11 @@ fn samples_are_admitted_and_http_2_is_used_where_it_is_enabled() {
     test.wait_for_webhook("kb.io");
     let log = fs::read_to_string(&test.operators[0].log).unwrap();
     assert!(log.contains("HTTP/2.0") && !log.contains("HTTP/1.1"), "the API server prefers it: {log}");
-    let samples = root().join("config/samples");
-    test.plane.kubectl(&["apply", "-f", samples.join("namespace.yaml").to_str().unwrap()]).unwrap();
     test.plane.kubectl(&["create", "namespace", "kollect-system"]).unwrap();
-    let answer = test.run(&["apply", "-k", samples.to_str().unwrap()]);
+    let answers = ["config/samples", "config/samples/more"].map(|group| {
+        let group = root().join(group);
+        test.run(&["apply", "-k", group.to_str().unwrap()]).text
+    });
     let expected = [
         // They come in the order of their kinds.
         ("Warning: ", "add it or correct the name"),
@@ -431,7 +434,9 @@ fn samples_are_admitted_and_http_2_is_used_where_it_is_enabled() {
         ("Error from server (Invalid): ", "is not available in this build"),
     ];
     let mut created = BTreeSet::new();
-    for line in answer.text.lines().filter(|line| *line != "namespace/team-a unchanged") {
+    for line in
+        answers.iter().flat_map(|answer| answer.lines()).filter(|line| *line != "namespace/team-a created")
+    {
         match line.split_once(".kollect.dev/").filter(|_| line.ends_with(" created")) {
             Some((kind, _)) => drop(created.insert(kind.to_owned())),
             None => assert!(
@@ -474,4 +479,25 @@ fn an_operator_without_a_certificate_names_the_file_and_the_flag() {
     for words in ["--webhook-cert-path", "--validating-webhooks-enabled=false", file.to_str().unwrap()] {
         assert!(text.contains(words), "{text}");
     }
+}
+
+#[test]
+fn published_samples_of_the_go_implementation_are_admitted() {
+    let mut test = AdmissionTest::new();
+    let port = test.start("one", &[]);
+    test.configure(port);
+    test.wait_for_webhook("kb.io");
+    test.plane.kubectl(&["create", "namespace", "team-a"]).unwrap();
+    let file = root().join("crates/kollect/testdata/go/samples.yaml");
+    let documents = fs::read_to_string(&file).unwrap().split("\n---\n").count();
+    let answer = test.run(&["apply", "-f", file.to_str().unwrap()]);
+    let created = answer.text.lines().filter(|line| line.ends_with(" created")).count();
+    let refused: Vec<&str> =
+        answer.text.lines().filter(|line| line.contains("is not available in this build")).collect();
+    let others =
+        answer.text.lines().filter(|line| !line.ends_with(" created") && !line.starts_with("Warning: "));
+    assert!(others.eq(refused.iter().copied()), "{}", answer.text);
+    assert_eq!(created + refused.len(), documents, "{}", answer.text);
+    // BigQuery, MongoDB, Kafka and S3.
+    assert_eq!(refused.len(), 4, "{refused:#?}");
 }

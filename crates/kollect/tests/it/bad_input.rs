@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf};
 
 use tempfile::TempDir;
 
-use crate::program::{Finished, kollect, kollect_with_input, root};
+use crate::program::{Finished, kollect, kollect_with_input, sample_file};
 
 const PROFILE: &str = "
 apiVersion: kollect.dev/v1alpha1
@@ -192,9 +192,7 @@ spec: { allowedGVKs: [{ version: v1, kind: Service }] }
 
 #[test]
 fn a_sink_with_a_missing_secret_is_refused_unless_the_run_only_prints() {
-    let samples = root().join("config/samples");
-    let sample =
-        |file: &str| samples.join(format!("kollect_v1alpha1_{file}.yaml")).to_str().unwrap().to_owned();
+    let sample = |file: &str| sample_file(file).to_str().unwrap().to_owned();
     let mut args: Vec<String> = ["collect", "--from", "/dev/null", "-f"].map(Into::into).to_vec();
     args.extend(
         [

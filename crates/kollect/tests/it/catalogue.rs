@@ -10,14 +10,18 @@ use crate::{
     program::{kollect, root},
 };
 
-const CATALOGUE: [&str; 7] = [
-    "certificates",
-    "deployments",
-    "flux-helmrelease-values",
-    "flux-helmreleases",
-    "helm-releases",
-    "ingresses",
-    "services",
+/// Samples with a target, and the directory of each.
+const CATALOGUE: [(&str, &str); 10] = [
+    ("more", "argo-application-snapshot"),
+    ("more", "argo-applications"),
+    ("more", "certificates"),
+    ("start", "deployment-snapshot"),
+    ("start", "deployments"),
+    ("more", "flux-helmrelease-values"),
+    ("more", "flux-helmreleases"),
+    ("more", "helm-releases"),
+    ("start", "ingresses"),
+    ("start", "services"),
 ];
 
 #[test]
@@ -25,12 +29,15 @@ fn samples_of_the_catalogue_yield_the_expected_rows() {
     let plane = with_kinds();
     let testdata = root().join("crates/kollect/testdata/catalogue");
     plane.apply(&fs::read_to_string(testdata.join("kinds.yaml")).unwrap()).unwrap();
-    let definitions = ["crd/certificates.cert-manager.io", "crd/helmreleases.helm.toolkit.fluxcd.io"];
-    plane.wait(&["--for=condition=Established", definitions[0], definitions[1]]).unwrap();
+    let definitions =
+        ["certificates.cert-manager.io", "helmreleases.helm.toolkit.fluxcd.io", "applications.argoproj.io"];
+    for definition in definitions.map(|name| format!("crd/{name}")) {
+        plane.wait(&["--for=condition=Established", &definition]).unwrap();
+    }
     plane.apply(&fs::read_to_string(testdata.join("objects.yaml")).unwrap()).unwrap();
     let mut wrong = Vec::new();
-    for name in CATALOGUE {
-        let sample = root().join(format!("config/samples/catalogue/{name}.yaml"));
+    for (group, name) in CATALOGUE {
+        let sample = root().join(format!("config/samples/{group}/{name}.yaml"));
         let kubeconfig = plane.kubeconfig().to_str().unwrap();
         let namespace = ["--namespace", "team-a-shop"];
         let printed = kollect(
@@ -56,28 +63,20 @@ fn samples_of_the_catalogue_yield_the_expected_rows() {
     assert!(wrong.is_empty(), "rows are not those of the golden files\n{}", wrong.join("\n"));
 }
 
-/// Roles that let the operator read more Secrets than those of sinks: administrators apply and bind them if needed.
-const NOT_IN_DEFAULT: [&str; 2] = ["secret_watcher_role.yaml", "helm_collector_role.yaml"];
-
 #[test]
 fn every_manifest_is_in_its_kustomization() {
     for (dir, files) in [
         ("config/crd", "bases/"),
         ("config/default", ""),
-        ("config/manager", ""),
         ("config/rbac", ""),
-        ("config/samples", ""),
-        ("config/samples/catalogue", ""),
+        ("config/samples/start", ""),
+        ("config/samples/more", ""),
         ("config/tenant", ""),
     ] {
         let text = fs::read_to_string(root().join(dir).join("kustomization.yaml")).unwrap();
         for entry in fs::read_dir(root().join(dir).join(files)).unwrap() {
             let name = entry.unwrap().file_name().into_string().unwrap();
             let listed = text.lines().any(|line| line == format!("  - {files}{name}"));
-            if NOT_IN_DEFAULT.contains(&name.as_str()) {
-                assert!(!listed, "{dir}/{name} is not part of the default");
-                continue;
-            }
             assert!(
                 name == "kustomization.yaml" || listed,
                 "{dir}/{files}{name}: add it to {dir}/kustomization.yaml"
@@ -88,17 +87,18 @@ fn every_manifest_is_in_its_kustomization() {
 
 #[test]
 fn every_sample_is_known_and_accepted_by_the_command_line() {
-    let files: Vec<String> = fs::read_dir(root().join("config/samples/catalogue"))
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .filter(|name| name != "kustomization.yaml")
-        .map(|name| name.trim_end_matches(".yaml").to_owned())
-        .collect();
-    assert_eq!(files.len(), CATALOGUE.len());
-    assert!(files.iter().all(|name| CATALOGUE.contains(&name.as_str())), "{files:?}");
+    for group in ["start", "more"] {
+        let files = fs::read_dir(root().join("config/samples").join(group)).unwrap();
+        for file in files.map(|entry| entry.unwrap().path()) {
+            let has_target = fs::read_to_string(&file).unwrap().contains("kind: KollectTarget");
+            let name = file.file_stem().unwrap().to_str().unwrap();
+            let listed = CATALOGUE.contains(&(group, name));
+            assert_eq!(has_target && !name.starts_with("kollect_"), listed, "{}", file.display());
+        }
+    }
     // Printing needs no sink: some of the samples name servers that do not exist.
     let all =
-        ["collect", "-f", "config/samples", "config/samples/catalogue", "--from", "/dev/null", "-o", "json"];
+        ["collect", "-f", "config/samples/start", "config/samples/more", "--from", "/dev/null", "-o", "json"];
     let printed = kollect(all);
     let wrong = printed.stderr.lines().filter(|line| line.starts_with("error: "));
     // Samples may describe what this build does not support yet.

@@ -10,7 +10,7 @@ use kube::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::program::{kollect, root};
+use crate::program::{kollect, root, sample_file};
 
 const KINDS: [&str; 11] = [
     "kollectprofiles",
@@ -65,8 +65,7 @@ async fn client(plane: &ControlPlane) -> Client {
 }
 
 fn sample(name: &str) -> Value {
-    let file = root().join(format!("config/samples/kollect_v1alpha1_{name}.yaml"));
-    serde_saphyr::from_str(&fs::read_to_string(file).unwrap()).unwrap()
+    serde_saphyr::from_str(&fs::read_to_string(sample_file(name)).unwrap()).unwrap()
 }
 
 /// Sends an object as kubectl does, with unknown fields as errors. An error is the message of the API server.
@@ -132,8 +131,12 @@ fn kubectl_explains_every_kind() {
 #[test]
 fn samples_are_accepted_by_kubectl() {
     let plane = with_kinds();
-    let samples = root().join("config/samples");
-    plane.kubectl(&["apply", "--server-side", "--dry-run=server", "-k", samples.to_str().unwrap()]).unwrap();
+    for group in ["config/samples", "config/samples/more"] {
+        let group = root().join(group);
+        plane
+            .kubectl(&["apply", "--server-side", "--dry-run=server", "-k", group.to_str().unwrap()])
+            .unwrap();
+    }
 }
 
 #[derive(Deserialize)]

@@ -5,6 +5,7 @@
 mod admission;
 mod bad_input;
 mod catalogue;
+mod chart;
 mod collect;
 mod crds;
 mod documentation;
@@ -12,7 +13,6 @@ mod exposition;
 mod files;
 mod install;
 mod logs;
-mod manifests;
 mod operator;
 mod postgres;
 mod program;

@@ -47,6 +47,12 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
+/// The sample of a kind, such as `kollectinventory`. Where there are two, the one with sinks.
+pub(crate) fn sample_file(name: &str) -> PathBuf {
+    let file = |group: &str| root().join(format!("config/samples/{group}/kollect_v1alpha1_{name}.yaml"));
+    if file("more").exists() { file("more") } else { file("start") }
+}
+
 /// Runs `kollect` with arguments.
 pub(crate) fn kollect<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Finished {
     kollect_with_input(args, "")

@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, fmt::Write as _, fs};
 use kollect_model::crd;
 use serde_json::Value;
 
-use crate::program::root;
+use crate::program::{root, sample_file};
 
 /// Sections of `docs/reference/conditions.md` that a kind has.
 fn condition_sections(kind: &str) -> &'static [&'static str] {
@@ -98,8 +98,7 @@ fn page(crd: &Value, tables: &BTreeMap<String, String>) -> String {
          ```console\n$ kubectl explain {short}.spec\n```\n",
         cell(schema["description"].as_str().unwrap()),
     );
-    let sample = format!("config/samples/kollect_v1alpha1_{}.yaml", kind.to_lowercase());
-    let sample = fs::read_to_string(root().join(sample)).unwrap();
+    let sample = fs::read_to_string(sample_file(&kind.to_lowercase())).unwrap();
     write!(page, "\n## Example\n\n```yaml\n{}\n```\n", sample.trim()).unwrap();
     let mut rules = Vec::new();
     for part in ["spec", "status"] {

@@ -91,8 +91,7 @@ impl Recording {
     /// Fails unless exactly these alerts fire, once, and only during the problem.
     fn assert_fires(&self, situation: &str, expected: &[&str]) {
         let dir = tempfile::tempdir().unwrap();
-        let rules: Value = serde_saphyr::from_str(&rules()).unwrap();
-        fs::write(dir.path().join("rules.yaml"), rules["spec"].to_string()).unwrap();
+        fs::write(dir.path().join("rules.yaml"), rules()).unwrap();
         let end = self.minutes().len() - 1;
         // How often each alert began to fire, where it did so most often.
         let begins = format!(
@@ -127,7 +126,7 @@ impl Recording {
 }
 
 fn rules() -> String {
-    fs::read_to_string(root().join("config/prometheus/rules.yaml")).unwrap()
+    fs::read_to_string(root().join("charts/kollect/files/alerts.yaml")).unwrap()
 }
 
 /// A situation, what was recorded in it, and the alerts that must fire.
@@ -145,10 +144,23 @@ fn a_sink_is_unreachable() -> Situation {
     let before = test.scrape_all();
     server.crash();
     test.apply_config_map("b", "1");
-    test.annotate("kollectdatabasesink/portal", "kollect.dev/requestedAt=1");
-    let during = test.record(40, 1);
+    // Pauses between attempts are not shortened as the replay is: without requests they would be hours there.
+    let request = |number: u32| {
+        for object in ["kollectdatabasesink/portal", "kollectinventory/all"] {
+            test.annotate(object, &format!("kollect.dev/requestedAt={number}"));
+        }
+    };
+    let during = thread::scope(|spawner| {
+        spawner.spawn(|| {
+            for number in 0..6 {
+                request(number);
+                sleep(Duration::from_secs(6));
+            }
+        });
+        test.record(40, 1)
+    });
     server.resume().unwrap();
-    test.annotate("kollectdatabasesink/portal", "kollect.dev/requestedAt=2");
+    request(6);
     test.wait_for_condition("kollectinventory/all", "Ready", "True Exported");
     test.wait_for_condition("kollectdatabasesink/portal", "Ready", "True ConnectionOK");
     let recording = Recording { before, during, after: test.record(5, 1), minute: 1 };

@@ -364,7 +364,7 @@ fn profiles_get_their_series_and_no_more_than_200_combinations() {
 
 #[test]
 fn alerts_use_documented_metrics() {
-    let rules = std::fs::read_to_string(root().join("config/prometheus/rules.yaml")).unwrap();
+    let rules = std::fs::read_to_string(root().join("charts/kollect/files/alerts.yaml")).unwrap();
     let page = metrics_page();
     let current = page.split("## Retired").next().unwrap();
     let mut count = 0;

@@ -67,7 +67,7 @@ fn check_authorization(
     let (reader, without_rights) = (bearer("reader"), bearer("other"));
     let labels = json!({ "name": format!("{}-metrics", test.namespace) });
     let account = json!({ "kind": "ServiceAccount", "name": "reader", "namespace": test.namespace });
-    let role = std::fs::read_to_string(root().join("config/rbac/metrics_reader_role.yaml")).unwrap();
+    let role = std::fs::read_to_string(root().join("config/rbac/user_roles.yaml")).unwrap();
     test.plane.apply(&role).unwrap();
     let binding = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": labels,
