@@ -130,6 +130,7 @@ pub(crate) async fn serve(
         http2: false,
         limits: Limits::default(),
     };
-    let report = Arc::new(|notice: super::serve::ServerNotice| warn!(%notice, "the server of the probes reports"));
+    let report =
+        Arc::new(|notice: super::serve::ServerNotice| warn!(%notice, "the server of the probes reports"));
     HttpServer::start(tasks, endpoint, router, report).await.map(Some)
 }

@@ -129,7 +129,8 @@ impl Metrics {
             }
         };
         let router = Router::new().route("/metrics", get(answer));
-        let report: ReportNotice = Arc::new(|notice: ServerNotice| warn!(%notice, "the server of the metrics reports"));
+        let report: ReportNotice =
+            Arc::new(|notice: ServerNotice| warn!(%notice, "the server of the metrics reports"));
         let router = match guard {
             Some(client) => AccessGuard::new(client, report.clone()).protect(router),
             None => router,
