@@ -40,7 +40,8 @@ messages: tools ## Write the listing of messages that the last `make test` has s
 	cargo run --quiet -p kollect-testbed -- messages write target/messages $(MESSAGES)
 
 .PHONY: test-all
-test-all: test test-image check-features check-simulator ## What runs nightly: all tests, the image, each feature alone, planted faults, the real-server tests again and again
+test-all: test check-features check-simulator ## What runs nightly: all tests, each feature alone, planted faults, the real-server tests again and again; as root also the image
+	if [ "$$(id -u)" = 0 ]; then $(MAKE) test-image; else echo "not root: run 'sudo make test-image' too"; fi
 	TIMES=100 cargo test -p kollect --test it kubectl_wait_for_exported
 	$(MAKE) soak N=$(or $(N),3)
 

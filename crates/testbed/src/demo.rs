@@ -74,8 +74,13 @@ pub fn run(kollect: &Path, out: &mut dyn Write) -> Result<(), Error> {
     let Demo { mut screen, .. } = demo;
     screen.heading("Now your own cluster. This only reads, and installs nothing")?;
     screen.show(&format!("$ {} collect -f docs/examples/deployments", kollect.display()))?;
-    screen.heading("And this is the operator, for good: see docs/use/install.md")?;
-    screen.show("$ helm install kollect charts/kollect -n kollect-system --create-namespace --wait")
+    screen.heading(
+        "And this is the operator, for good, once your registry has the image: see docs/use/install.md",
+    )?;
+    screen.show(
+        "$ make image\n$ crane push --index target/image REGISTRY/kollect:v0.1.0\n\
+         $ helm install kollect charts/kollect -n kollect-system --create-namespace --wait --set image.repository=REGISTRY/kollect",
+    )
 }
 
 /// The servers and the output of a demo.

@@ -75,6 +75,20 @@ pub enum Error {
     /// A certificate of a client was requested from a server without TLS.
     #[error("the server has no TLS: start it with start_with_tls")]
     NoTls,
+    /// The image is larger than an image may be.
+    #[error("the image for linux/{architecture} has {bytes} bytes, more than {max}: find out what has grown", max = crate::image::MAX_BYTES)]
+    ImageTooLarge {
+        /// As in Go: `amd64` or `arm64`.
+        architecture: String,
+        /// Of the compressed layers.
+        bytes: usize,
+    },
+    /// The configuration of an image lacks something.
+    #[error("the configuration of the image has no {missing}")]
+    ImageConfig {
+        /// A field, or a label.
+        missing: String,
+    },
     /// Tests have seen messages that the listing does not have.
     #[error("{count} messages are not in {listing}: read them, then run make messages\n  {lines}")]
     UnlistedMessages {

@@ -19,6 +19,9 @@ use crate::Error;
 const USER: u64 = 65532;
 const AUTHORITIES: &str = "etc/ssl/certs/ca-certificates.crt";
 
+/// The most bytes of compressed layers that a platform may have.
+pub const MAX_BYTES: usize = 30_000_000;
+
 /// A program for a platform.
 #[derive(Debug, Clone)]
 pub struct ImageProgram {
@@ -69,6 +72,26 @@ pub fn write(
     }
     let digest = format!("sha256:{}", hex(&Sha256::digest(index.as_bytes())));
     Ok((digest, sizes))
+}
+
+/// What a kubelet takes from the configuration of an image, a line each: the user, the program, and the environment. All labels
+/// must be there.
+pub fn settings(config: &str) -> Result<String, Error> {
+    let config: Value = serde_json::from_str(config).unwrap_or_default();
+    let config = &config["config"];
+    let text = |value: &Value, name: &str| {
+        let text = value.as_str().filter(|text| !text.is_empty()).map(ToOwned::to_owned);
+        text.ok_or_else(|| Error::ImageConfig { missing: name.to_owned() })
+    };
+    let no_labels = ImageLabels { version: String::new(), revision: String::new(), created: String::new() };
+    for label in annotations(&no_labels).as_object().into_iter().flatten().map(|(label, _)| label) {
+        text(&config["Labels"][label], label)?;
+    }
+    let mut lines = vec![text(&config["User"], "User")?, text(&config["Entrypoint"][0], "Entrypoint")?];
+    for variable in config["Env"].as_array().into_iter().flatten() {
+        lines.push(text(variable, "Env")?);
+    }
+    Ok(lines.join("\n") + "\n")
 }
 
 fn annotations(labels: &ImageLabels) -> Value {
@@ -216,6 +239,15 @@ mod tests {
         let (first, sizes) = write("first");
         assert_eq!(write("second"), (first.clone(), sizes.clone()));
         assert!(first.starts_with("sha256:") && sizes.len() == 2, "{first} {sizes:?}");
+        let blobs = fs::read_dir(directory.path().join("first/blobs/sha256")).unwrap();
+        let texts = blobs.filter_map(|blob| fs::read_to_string(blob.unwrap().path()).ok());
+        let config = texts.into_iter().find(|text| text.contains("Entrypoint")).unwrap();
+        assert_eq!(
+            settings(&config).unwrap(),
+            "65532:65532\n/kollect\nPATH=/\nSSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt\n"
+        );
+        let error = settings(&config.replace("image.revision", "image.other")).unwrap_err().to_string();
+        assert_eq!(error, "the configuration of the image has no org.opencontainers.image.revision");
         fs::write(&file, "another program").unwrap();
         assert_ne!(write("third").0, first);
         assert!(authorities().matches("BEGIN CERTIFICATE").count() > 100);

@@ -28,6 +28,8 @@ usage: kollect-testbed COMMAND
   sbom      print the bill of materials of the program, as CycloneDX JSON
   image DIRECTORY VERSION REVISION CREATED ARCHITECTURE=PROGRAM...
             write an OCI image layout of static programs
+  image-settings
+            print user, program and environment of the image whose configuration is on standard input
 ";
 /// Directory of the playground, below the root of the repository.
 const PLAYGROUND: &str = "target/playground";
@@ -49,6 +51,9 @@ fn main() -> ExitCode {
             let [version, revision, created] = [version, revision, created].map(|text| (*text).to_owned());
             write_image(Path::new(directory), &ImageLabels { version, revision, created }, programs)
         }
+        ["image-settings"] => io::read_to_string(io::stdin())
+            .map_err(Error::io("read standard input"))
+            .and_then(|config| print(&image::settings(&config)?)),
         ["program", "helm"] => programs::helm().and_then(|path| print(&format!("{}\n", path.display()))),
         ["program", name] => {
             programs::chart_tool(name).and_then(|path| print(&format!("{}\n", path.display())))
@@ -116,6 +121,9 @@ fn write_image(directory: &Path, labels: &ImageLabels, programs: &[&str]) -> Res
         });
     let (digest, sizes) = image::write(directory, &programs.collect::<Vec<_>>(), labels)?;
     for (architecture, bytes) in sizes {
+        if bytes > image::MAX_BYTES {
+            return Err(Error::ImageTooLarge { architecture, bytes });
+        }
         print(&format!(
             "linux/{architecture}: {:.1} MB compressed\n",
             f64::from(u32::try_from(bytes).unwrap_or(u32::MAX)) / 1e6

@@ -61,6 +61,11 @@ fn write_all(directory: &Path) -> Result<(), Error> {
     Ok(())
 }
 
+/// The definition of Argo CD's Applications, as it publishes it.
+pub fn argo_application() -> Result<PathBuf, Error> {
+    Ok(module_directory("github.com/argoproj/argo-cd/v3@v3.1.0")?.join("manifests/crds/application-crd.yaml"))
+}
+
 /// Downloads a Go module, which is `path@version`, and returns where it is.
 fn module_directory(module: &str) -> Result<PathBuf, Error> {
     let output = Command::new("go")

@@ -215,8 +215,8 @@ fn workflows_run_targets_of_the_makefile_and_nothing_else_of_the_project() {
     for (file, targets) in [
         (".ci/run", &["test"][..]),
         (".github/workflows/ci.yml", &["test", "deny"]),
-        (".github/workflows/nightly.yml", &["test-all", "docs"]),
-        (".github/workflows/release.yml", &["test", "dist", "publish"]),
+        (".github/workflows/nightly.yml", &["test-all", "test-image", "docs"]),
+        (".github/workflows/release.yml", &["test", "test-image", "dist", "publish"]),
     ] {
         let text = read(file);
         assert!(!text.contains("cargo "), "{file} calls make, and make calls cargo");

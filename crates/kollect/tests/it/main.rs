@@ -7,6 +7,7 @@ mod bad_input;
 mod catalogue;
 mod chart;
 mod collect;
+mod completion;
 mod crds;
 mod documentation;
 mod exposition;

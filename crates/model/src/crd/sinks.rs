@@ -346,7 +346,7 @@ pub struct SinkCommon {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 32, "x-kubernetes-validations" = rules(&[
         (
-            "self.all(key, !key.matches('(?i)(passw|secret|token|api_?key|access_?key|private_?key|credential)'))",
+            "self.all(key, !key.matches('(?i)(passw|pwd|secret|token|(api|access|private)[_-]?key|credential)'))",
             "options hold no credentials: put them into a Secret and name it in secretRef",
         ),
     ])))]

@@ -357,8 +357,7 @@ impl CommitBuilder<'_> {
                 }
             }
             let writes = std::mem::take(&mut change.writes);
-            let adoption =
-                Adoption { inventory: batch.inventory, is_first: held.is_none(), manifest: &change.manifest };
+            let adoption = Adoption::new(batch.inventory, held.is_none(), &change.manifest);
             let adoption = Some(&adoption).filter(|_| !self.owners().has_damaged(inventory_directory));
             let (mut edits, found) = self.own_files(held, adoption, writes, &removed)?;
             let found = foreign.unknown_of(found);

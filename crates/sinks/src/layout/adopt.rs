@@ -5,14 +5,27 @@
 //! file of a row replaces the item of the same object at any time, because rows that are blind come later. All other files
 //! are left to their owners, also if they say the same: a user may have written them.
 
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
 use kollect_model::batch::InventoryId;
 use serde::{Deserialize, de::IgnoredAny};
 
-use super::{chunks::from_yaml, manifest::Manifest, paths::FilePath};
+use super::{
+    chunks::from_yaml,
+    manifest::{BlobHash, Manifest},
+    paths::FilePath,
+};
 
 /// Larger files are not read: its documents have 1.5 MiB at most, unless its operator was started with another limit.
 pub(crate) const MAX_BYTES: usize = 4 << 20;
 const VERSION: &str = "kollect.dev/v1alpha1";
+
+/// How many bytes of files one write parses; further files are not recognised. The owner of a repository can fill it with files
+/// that look like ours.
+const MAX_PARSED_BYTES: usize = 64 << 20;
 
 /// A file of the Go implementation.
 #[derive(Debug, PartialEq, Eq)]
@@ -35,22 +48,45 @@ struct ItemObject {
 
 /// What an inventory may adopt with one write.
 pub(crate) struct Adoption<'a> {
-    pub(crate) inventory: &'a InventoryId,
-    /// Whether this is its first write here.
+    inventory: &'a InventoryId,
     pub(crate) is_first: bool,
-    /// The manifest after the write.
     pub(crate) manifest: &'a Manifest,
+    parsed: Mutex<ParsedFiles>,
 }
 
-impl Adoption<'_> {
+/// The files that a write has parsed: many paths can have the same content.
+#[derive(Default)]
+struct ParsedFiles {
+    files: HashMap<BlobHash, Option<Arc<GoFile>>>,
+    bytes: usize,
+}
+
+impl<'a> Adoption<'a> {
+    /// `is_first`: whether this is the first write of the inventory here. The manifest is that after the write.
+    pub(crate) fn new(inventory: &'a InventoryId, is_first: bool, manifest: &'a Manifest) -> Self {
+        Self { inventory, is_first, manifest, parsed: Mutex::default() }
+    }
+
     /// Whether the file `found` at a path may be replaced by `wanted`.
     pub(crate) fn may_replace(&self, path: &str, found: &[u8], wanted: &[u8]) -> bool {
-        let found = recognize(found).filter(|file| self.is_own(file));
+        let Some(found) = self.recognize(found).filter(|file| self.is_own(file)) else { return false };
         if self.manifest.header.files.contains_key(path) {
-            self.is_first && found.is_some()
+            self.is_first
         } else {
-            matches!(found, Some(GoFile::Item(_))) && found == recognize(wanted)
+            matches!(&*found, GoFile::Item(_)) && recognize(wanted).as_ref() == Some(&*found)
         }
+    }
+
+    fn recognize(&self, bytes: &[u8]) -> Option<Arc<GoFile>> {
+        let mut parsed = self.parsed.lock().unwrap_or_else(PoisonError::into_inner);
+        let hash = BlobHash::of(bytes);
+        if let Some(known) = parsed.files.get(&hash) {
+            return known.clone();
+        }
+        parsed.bytes = parsed.bytes.saturating_add(bytes.len());
+        let file = if parsed.bytes <= MAX_PARSED_BYTES { recognize(bytes).map(Arc::new) } else { None };
+        parsed.files.insert(hash, file.clone());
+        file
     }
 
     /// Whether this is a document of the inventory that the write does not replace: it is in other parts now.
@@ -58,7 +94,7 @@ impl Adoption<'_> {
         let is_written = self.manifest.header.files.contains_key(path);
         !is_written
             && is_path_of_document(document, path)
-            && recognize(found).is_some_and(|file| self.is_own(&file))
+            && self.recognize(found).is_some_and(|file| self.is_own(&file))
     }
 
     /// The path at which the Go implementation listed the files of all parts of an export.
@@ -72,6 +108,7 @@ impl Adoption<'_> {
             list.kind == "KollectExportSetManifest"
                 && list.namespace == self.inventory.stored_namespace()
                 && list.name == self.inventory.name
+                && self.is_own_cluster(list.cluster.as_deref())
         })
     }
 
@@ -84,14 +121,15 @@ impl Adoption<'_> {
         match file {
             GoFile::Item(item) => is_own_target(&item.target_namespace),
             GoFile::Document { cluster, target_namespaces } => {
-                let own = match self.inventory.cluster.as_str() {
-                    "" => "default",
-                    own => own,
-                };
-                cluster.as_deref().is_none_or(|cluster| cluster == own || cluster == self.inventory.cluster)
-                    && target_namespaces.iter().all(is_own_target)
+                self.is_own_cluster(cluster.as_deref()) && target_namespaces.iter().all(is_own_target)
             }
         }
+    }
+
+    /// Whether a file that names this cluster, or none, can be of this one.
+    fn is_own_cluster(&self, named: Option<&str>) -> bool {
+        let own = self.inventory.cluster.as_str();
+        named.is_none_or(|named| named == own || (own.is_empty() && named == "default"))
     }
 }
 
@@ -137,6 +175,7 @@ struct GoDocument {
 #[derive(Deserialize)]
 struct GoListOfParts {
     kind: String,
+    cluster: Option<String>,
     namespace: String,
     name: String,
 }
@@ -169,6 +208,10 @@ impl GoFile {
 
 fn recognize(bytes: &[u8]) -> Option<GoFile> {
     let text = str::from_utf8(bytes).ok().filter(|text| text.len() <= MAX_BYTES)?;
+    // Cheaper than parsing a file that has neither.
+    if !text.contains("targetNamespace") && !text.contains("schemaVersion") {
+        return None;
+    }
     if text.starts_with('[') {
         return GoFile::of_list(serde_json::from_str(text).ok()?);
     }
@@ -222,7 +265,7 @@ mod tests {
     fn replaces(inventory: &InventoryId, is_first: bool, path: &str, found: &[u8], wanted: &[u8]) -> bool {
         let mut manifest = Manifest::new(inventory, String::new(), SHAPE);
         manifest.header.files.insert(DOCUMENT.into(), BlobHash::of(b""));
-        Adoption { inventory, is_first, manifest: &manifest }.may_replace(path, found, wanted)
+        Adoption::new(inventory, is_first, &manifest).may_replace(path, found, wanted)
     }
 
     #[test]
@@ -262,15 +305,32 @@ mod tests {
     #[test]
     fn a_list_of_parts_is_recognised_by_the_inventory_that_it_names() {
         let (own, other) = (inventory("", Some("a")), inventory("", Some("b")));
+        let prod = inventory("prod", Some("a"));
         let manifest = Manifest::new(&own, String::new(), SHAPE);
-        let adoption = |inventory| Adoption { inventory, is_first: true, manifest: &manifest };
+        let adoption = |inventory| Adoption::new(inventory, true, &manifest);
         let list = format!(
             r#"{{"kind":"KollectExportSetManifest","schemaVersion":"{VERSION}","namespace":"a","name":"all","paths":[]}}"#
         );
         assert_eq!(adoption(&own).list_of_parts(), "inventory/a/all.manifest.json");
         assert!(adoption(&own).is_list_of_parts(list.as_bytes()));
         assert!(!adoption(&other).is_list_of_parts(list.as_bytes()));
+        let of_prod = list.replace("\"name\"", "\"cluster\":\"prod\",\"name\"");
+        assert!(!adoption(&own).is_list_of_parts(of_prod.as_bytes()), "a list of another cluster");
+        assert!(adoption(&prod).is_list_of_parts(of_prod.as_bytes()));
         assert!(!adoption(&own).is_list_of_parts(br#"{"kind":"List","namespace":"a","name":"all"}"#));
+    }
+
+    #[test]
+    fn a_write_parses_equal_files_once_and_not_more_than_its_limit() {
+        let own = inventory("prod", Some("a"));
+        let manifest = Manifest::new(&own, String::new(), SHAPE);
+        let adoption = Adoption::new(&own, true, &manifest);
+        let replaces = |found: &str| adoption.may_replace(ROW, found.as_bytes(), ITEM.as_bytes());
+        (0..3).for_each(|_| assert!(replaces(ITEM)));
+        assert_eq!(adoption.parsed.lock().unwrap().bytes, ITEM.len());
+        adoption.parsed.lock().unwrap().bytes = MAX_PARSED_BYTES;
+        assert!(replaces(ITEM), "it is known");
+        assert!(!replaces(&ITEM.replace("\"x\":1", "\"x\":2")), "over the limit");
     }
 
     #[test]

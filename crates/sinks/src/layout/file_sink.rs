@@ -249,8 +249,7 @@ impl<B: Blobs> FileSink<B> {
                 }
             }
             let writes = std::mem::take(&mut change.writes);
-            let adoption =
-                Adoption { inventory: batch.inventory, is_first: held.is_none(), manifest: &change.manifest };
+            let adoption = Adoption::new(batch.inventory, held.is_none(), &change.manifest);
             let adoption = Some(&adoption).filter(|_| !owners.has_damaged(inventory_directory));
             let (changes, found) = self.only_changes(held, adoption, writes).await?;
             change.writes = changes;

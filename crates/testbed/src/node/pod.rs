@@ -114,6 +114,9 @@ impl Pod {
         command.args(args).args(&node.more_args).envs(variables).env("KUBECONFIG", kubeconfig);
         // For a program that runs in the root of its image, where the kubeconfig is not.
         let account = write_account(&scratch, token.trim(), &node.access.certificate, namespace)?;
+        let in_image = spec.variables("/tmp").into_iter().map(|(name, value)| format!("{name}={value}\0"));
+        command
+            .env("KOLLECT_TESTBED_ENVIRONMENT", scratch.write("environment", &in_image.collect::<String>())?);
         let (host, port) = node.access.host_and_port();
         command.env("KOLLECT_TESTBED_ACCOUNT", account);
         command.envs([("KUBERNETES_SERVICE_HOST", host), ("KUBERNETES_SERVICE_PORT", port)]);

@@ -10,8 +10,8 @@ use std::{
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 
 use super::*;
+use crate::catalogue;
 
-const TESTDATA: &str = "crates/kollect/testdata/catalogue";
 const CONFIGURATION: &str = "validatingwebhookconfiguration/kollect-validating-webhook-configuration";
 const CERTIFICATE: &str = "secret/kollect-webhook-certificate";
 
@@ -118,9 +118,9 @@ fn the_chart_installs_an_operator_that_collects_the_samples_without_a_forbidden_
     // `--wait` means it: webhooks answer from the first request on.
     test.assert_refused_by_admission();
     assert!(test.node().probe(&test.pod(), "/readyz").unwrap().contains("ok: leads"));
-    for file in ["kinds.yaml", "objects.yaml"] {
-        let manifest = fs::read_to_string(root().join(TESTDATA).join(file)).unwrap();
-        eventually(file, || test.plane.apply(&manifest).map(drop).map_err(|error| error.to_string()));
+    let objects = fs::read_to_string(root().join("crates/kollect/testdata/catalogue/objects.yaml")).unwrap();
+    for (name, manifest) in [("kinds", catalogue::definitions()), ("objects", objects)] {
+        eventually(name, || test.plane.apply(&manifest).map(drop).map_err(|error| error.to_string()));
     }
     test.apply_directory("config/samples");
     test.wait_until_ready("team-a", "kollectprofiles,kollecttargets,kollectinventories");
