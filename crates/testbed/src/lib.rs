@@ -23,6 +23,7 @@ pub mod git;
 pub mod guard;
 pub mod helm;
 pub mod image;
+pub mod kube_cel;
 pub mod messages;
 pub mod nats;
 pub mod node;

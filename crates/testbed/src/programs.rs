@@ -10,6 +10,7 @@ mod build;
 
 use std::ffi::OsString;
 use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -70,6 +71,8 @@ struct Bundle {
     module: &'static str,
     /// File name and Go package of each program.
     programs: &'static [(&'static str, &'static str)],
+    /// Source of ours, if the program is: another text is another program.
+    source: &'static str,
     /// Build tags.
     tags: &'static str,
     /// Flags of the linker that set the version which the program reports; `{version}`, `{major}` and `{minor}` stand for
@@ -88,6 +91,7 @@ const KUBERNETES: Bundle = Bundle {
         ("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
         ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
     ],
+    source: "",
     tags: "",
     // Without its version kubectl refuses to work.
     version_flags: "-X k8s.io/component-base/version.gitVersion={version} \
@@ -101,6 +105,19 @@ const ETCD: Bundle = Bundle {
     pins: CONTROL_PLANE_MODULE,
     module: "go.etcd.io/etcd/server/v3",
     programs: &[("etcd", "go.etcd.io/etcd/server/v3")],
+    source: "",
+    tags: "",
+    version_flags: "",
+    minutes: 1,
+};
+
+/// Kubernetes' own CEL, for tests of expressions.
+const CEL: Bundle = Bundle {
+    name: "cel",
+    pins: CONTROL_PLANE_MODULE,
+    module: "k8s.io/apiserver",
+    programs: &[("cel", "./cel")],
+    source: include_str!("../servers/cel/main.go"),
     tags: "",
     version_flags: "",
     minutes: 1,
@@ -111,6 +128,7 @@ const NATS: Bundle = Bundle {
     pins: NATS_MODULE,
     module: "github.com/nats-io/nats-server/v2",
     programs: &[("nats-server", "github.com/nats-io/nats-server/v2")],
+    source: "",
     tags: "",
     version_flags: "",
     minutes: 1,
@@ -121,6 +139,7 @@ const PROMTOOL: Bundle = Bundle {
     pins: PROMTOOL_MODULE,
     module: "github.com/prometheus/prometheus",
     programs: &[("promtool", "github.com/prometheus/prometheus/cmd/promtool")],
+    source: "",
     // Leaves out service discovery, which is most of the code and not needed to test rules.
     tags: "remove_all_sd",
     version_flags: "",
@@ -132,6 +151,7 @@ const HELM: Bundle = Bundle {
     pins: HELM_MODULE,
     module: "helm.sh/helm/v4",
     programs: &[("helm", "helm.sh/helm/v4/cmd/helm")],
+    source: "",
     tags: "",
     version_flags: "-X helm.sh/helm/v4/internal/version.version={version}",
     minutes: 4,
@@ -147,12 +167,13 @@ const CHART_TOOLS: Bundle = Bundle {
         ("kube-score", "github.com/zegl/kube-score/cmd/kube-score"),
         ("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),
     ],
+    source: "",
     tags: "",
     version_flags: "",
     minutes: 2,
 };
 
-const BUNDLES: [Bundle; 6] = [KUBERNETES, ETCD, NATS, PROMTOOL, HELM, CHART_TOOLS];
+const BUNDLES: [Bundle; 7] = [KUBERNETES, ETCD, CEL, NATS, PROMTOOL, HELM, CHART_TOOLS];
 
 /// Paths of all programs in the cache, those of the control plane first. Missing ones are built.
 pub fn all() -> Result<Vec<PathBuf>, Error> {
@@ -168,6 +189,11 @@ pub fn all() -> Result<Vec<PathBuf>, Error> {
 /// Builds what installs the chart on a control plane, if it is missing: all at once, which is quicker.
 pub fn build_for_install() -> Result<(), Error> {
     build::build_missing(&[KUBERNETES, ETCD, HELM], &cache()?)
+}
+
+/// The program that evaluates expressions with Kubernetes' own CEL, from the cache; built first if it is missing.
+pub(crate) fn cel() -> Result<PathBuf, Error> {
+    CEL.program("cel")
 }
 
 /// The NATS server from the cache; built first if it is missing.
@@ -216,7 +242,13 @@ impl Bundle {
     }
 
     fn directory(self, cache: &Path) -> PathBuf {
-        cache.join(format!("{}-{}", self.name, self.version()))
+        let name = format!("{}-{}", self.name, self.version());
+        if self.source.is_empty() {
+            return cache.join(name);
+        }
+        let mut hasher = DefaultHasher::new();
+        self.source.hash(&mut hasher);
+        cache.join(format!("{name}-{:x}", hasher.finish()))
     }
 
     /// A program from the cache; the bundle is built first if it is missing.

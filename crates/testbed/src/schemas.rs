@@ -67,7 +67,7 @@ pub fn argo_application() -> Result<PathBuf, Error> {
 }
 
 /// Downloads a Go module, which is `path@version`, and returns where it is.
-fn module_directory(module: &str) -> Result<PathBuf, Error> {
+pub(crate) fn module_directory(module: &str) -> Result<PathBuf, Error> {
     let output = Command::new("go")
         .args(["mod", "download", "-json", module])
         .env("GOWORK", "off")

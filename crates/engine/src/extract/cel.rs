@@ -9,12 +9,19 @@
 //! whatever the expression and the object are, and equal objects give equal results.
 
 mod check;
+mod convert;
+mod entries;
+mod exact;
 mod failure;
 mod functions;
 mod lists;
+mod lower;
 mod meter;
+mod named_formats;
 mod names;
+mod network;
 mod operators;
+mod optionals;
 mod parse;
 mod patterns;
 mod project;
@@ -23,7 +30,10 @@ mod rewrite;
 #[cfg(test)]
 mod tests;
 mod texts;
+mod times;
+mod urls;
 mod value;
+mod versions;
 
 use std::{
     panic::{self, AssertUnwindSafe},
@@ -106,8 +116,9 @@ impl Expression {
         let parsed = parse::parse(text)?;
         check::check(&parsed)?;
         let reads = project::Reads::of(&parsed.root);
-        let cost = rewrite::cost(&parsed.root, 0);
-        Ok(Self { text: text.into(), guarded: rewrite::rewrite(parsed.root), cost, reads })
+        let lowered = lower::lower(parsed.root);
+        let cost = rewrite::cost(&lowered, 0);
+        Ok(Self { text: text.into(), guarded: rewrite::rewrite(lowered), cost, reads })
     }
 
     /// Adds what the expression reads of an object.

@@ -326,7 +326,7 @@ fn misspelt_functions_and_variables_are_refused_before_anything_runs() {
         json!([
             { "name": "a", "path": "cel:object.spec.containers.mapp(c, c.image)" },
             { "name": "b", "path": "cel:obj.spec" },
-            { "name": "c", "path": "cel:isIP(object.status.podIP)" },
+            { "name": "c", "path": "cel:jsonpatch.escapeKey(object.status.podIP)" },
         ]),
     );
     let Err(errors) = compile(&spec, OptIns::default()) else { unreachable!("must not compile") };

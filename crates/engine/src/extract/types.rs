@@ -68,24 +68,47 @@ impl AttributeType {
     }
 }
 
-/// The text of an integer of any size; a fraction of only zeros is removed.
+/// The longest integer that is written out of an exponent.
+const MAX_DIGITS: usize = 400;
+
+/// The text of an integer of any size: `2.0`, `1E5` and `-0` are written as 2, 100000 and 0.
 fn integer(text: Cow<'_, str>) -> Option<Cow<'_, str>> {
-    let integer_len = match text.split_once('.') {
-        Some((integer, zeros)) if !zeros.is_empty() && zeros.bytes().all(|b| b == b'0') => integer.len(),
-        Some(_) => return None,
-        None => text.len(),
-    };
-    let text = match text {
-        Cow::Borrowed(text) => Cow::Borrowed(text.get(..integer_len)?),
-        Cow::Owned(mut text) => {
-            text.truncate(integer_len);
-            Cow::Owned(text)
-        }
-    };
     let digits = text.strip_prefix('-').unwrap_or(&text);
-    let plain = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-    let leading_zero = digits.len() > 1 && digits.starts_with('0');
-    (plain && !leading_zero).then_some(text)
+    if !digits.starts_with(|c: char| c.is_ascii_digit()) || has_leading_zero(digits) {
+        return None;
+    }
+    if digits == "0" {
+        return Some(Cow::Borrowed("0"));
+    }
+    if digits.bytes().all(|b| b.is_ascii_digit()) {
+        return Some(text);
+    }
+    let (number, exponent) = match digits.split_once(['e', 'E']) {
+        Some((number, exponent)) => (number, exponent.parse::<i64>().ok()?),
+        None => (digits, 0),
+    };
+    let (integer, fraction) = number.split_once('.').unwrap_or((number, "0"));
+    let is_plain = |digits: &str| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+    if !is_plain(integer) || !is_plain(fraction) {
+        return None;
+    }
+    // All digits, without zeros at the end, and how many more there are before the point.
+    let all = format!("{integer}{fraction}");
+    let significant = all.trim_end_matches('0');
+    let before_point = i64::try_from(integer.len()).ok()?.checked_add(exponent)?;
+    let zeros = before_point.checked_sub(i64::try_from(significant.len()).ok()?)?;
+    let significant = significant.trim_start_matches('0');
+    if significant.is_empty() {
+        return Some(Cow::Borrowed("0"));
+    }
+    // Negative: there are digits behind the point.
+    let zeros = usize::try_from(zeros).ok().filter(|zeros| significant.len() + zeros <= MAX_DIGITS)?;
+    let sign = if text.starts_with('-') { "-" } else { "" };
+    Some(Cow::Owned(format!("{sign}{significant}{}", "0".repeat(zeros))))
+}
+
+fn has_leading_zero(digits: &str) -> bool {
+    digits.strip_prefix('0').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
 }
 
 /// Whether a text is a number as JSON writes it.
@@ -122,7 +145,13 @@ mod tests {
             ("int", "9223372036854775808", "9223372036854775808"),
             ("int", r#""12""#, "12"),
             ("int", "2.0", "2"),
-            ("int", "-0", "-0"),
+            ("int", "-0", "0"),
+            ("int", "-0.0", "0"),
+            ("int", "1E5", "100000"),
+            ("int", "2.0e0", "2"),
+            ("int", "-12.50e2", "-1250"),
+            ("int", "100e-2", "1"),
+            ("int", "0e9", "0"),
             ("number", "12345678901234567890.5", "12345678901234567890.5"),
             ("number", r#""1e3""#, "1e3"),
             ("bool", r#""false""#, "false"),
@@ -150,6 +179,10 @@ mod tests {
             ("string", "[]"),
             ("string", "{}"),
             ("int", "1.5"),
+            ("int", "15e-1"),
+            ("int", "1e999"),
+            ("int", r#""1e""#),
+            ("int", r#"".5""#),
             ("int", r#""0x10""#),
             ("int", r#""007""#),
             ("int", "true"),

@@ -5,6 +5,7 @@
 mod admission;
 mod bad_input;
 mod catalogue;
+mod cel;
 mod chart;
 mod collect;
 mod completion;

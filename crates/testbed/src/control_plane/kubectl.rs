@@ -3,7 +3,6 @@
 //! Called by tests and the demo. kubectl runs with an empty environment except for a home inside the
 //! scratch directory: it neither reads nor writes the configuration and the caches of the user.
 
-use std::io::{Seek as _, Write as _};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
@@ -39,15 +38,7 @@ impl Kubectl {
 
     /// Runs kubectl with `input` as its standard input.
     pub(crate) fn run_with_input(&self, args: &[&str], input: &str) -> Result<String, Error> {
-        // A file and not a pipe: kubectl writes while it still reads, so with a large input both sides
-        // could block.
-        let file = tempfile::tempfile().and_then(|mut file| {
-            file.write_all(input.as_bytes())?;
-            file.rewind()?;
-            Ok(file)
-        });
-        let file = file.map_err(Error::io("hand kubectl its input"))?;
-        self.run_with(args, Stdio::from(file))
+        self.run_with(args, command::input(input)?)
     }
 }
 

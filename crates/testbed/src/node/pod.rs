@@ -116,7 +116,7 @@ impl Pod {
         let account = write_account(&scratch, token.trim(), &node.access.certificate, namespace)?;
         let in_image = spec.variables("/tmp").into_iter().map(|(name, value)| format!("{name}={value}\0"));
         command
-            .env("KOLLECT_TESTBED_ENVIRONMENT", scratch.write("environment", &in_image.collect::<String>())?);
+            .env("KOLLECT_TESTBED_ENVIRONMENT", scratch.write("environment", in_image.collect::<String>())?);
         let (host, port) = node.access.host_and_port();
         command.env("KOLLECT_TESTBED_ACCOUNT", account);
         command.envs([("KUBERNETES_SERVICE_HOST", host), ("KUBERNETES_SERVICE_PORT", port)]);

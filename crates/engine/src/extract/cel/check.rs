@@ -126,14 +126,15 @@ impl<'p> Checker<'p> {
 
     fn comprehension(&mut self, expr: &IdedExpr, c: &'p ComprehensionExpr) -> Result<(), CelError> {
         // `rewrite` takes these names for types.
-        if let Some(name) = [&c.accu_var, &c.iter_var].into_iter().find(|name| names::is_type_root(name)) {
+        let variables = [Some(&c.accu_var), Some(&c.iter_var), c.iter_var2.as_ref()];
+        if let Some(name) = variables.into_iter().flatten().find(|name| names::is_type_root(name)) {
             let problem = format!("{name} is the beginning of the names of types: choose another name");
             return fail(self.parsed.at(expr), problem);
         }
         self.expr(&c.iter_range)?;
         self.expr(&c.accu_init)?;
         let outer = self.variables.len();
-        self.variables.extend([c.accu_var.as_str(), c.iter_var.as_str()]);
+        self.variables.extend(variables.into_iter().flatten().map(String::as_str));
         let inside = [&c.loop_cond, &c.loop_step, &c.result].into_iter().try_for_each(|part| self.expr(part));
         self.variables.truncate(outer);
         inside
@@ -188,12 +189,6 @@ impl<'p> Checker<'p> {
             return self.unknown(expr, plain, name, known);
         };
         let count = call.args.len();
-        if count == 3 && ["all", "exists", "existsOne", "exists_one"].contains(&name) {
-            let problem = format!(
-                "{name} with two variables is part of the Kubernetes CEL libraries, but not available here"
-            );
-            return fail(self.parsed.at_name(expr, plain), problem);
-        }
         if !(*fewest..=*most).contains(&count) {
             let expected = if fewest == most { format!("{fewest}") } else { format!("{fewest} or {most}") };
             let plural = if expected == "1" { "argument" } else { "arguments" };
@@ -223,10 +218,12 @@ impl<'p> Checker<'p> {
 
     /// A literal pattern must be valid.
     fn pattern(&self, call: &CallExpr, name: &str) -> Result<(), CelError> {
-        if !["matches", "find", "findAll"].contains(&name) {
-            return Ok(());
-        }
-        let Some(pattern) = call.args.get(usize::from(call.target.is_none())) else { return Ok(()) };
+        let position = match name {
+            "matches" | "find" | "findAll" => usize::from(call.target.is_none()),
+            "regex.extract" | "regex.extractAll" | "regex.replace" => 1,
+            _ => return Ok(()),
+        };
+        let Some(pattern) = call.args.get(position) else { return Ok(()) };
         match &pattern.expr {
             Expr::Literal(LiteralValue::String(text)) => match patterns::problem(text.inner()) {
                 Some(problem) => fail(self.parsed.at(pattern), problem),

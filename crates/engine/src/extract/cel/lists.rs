@@ -260,9 +260,7 @@ pub(super) fn reverse<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> 
 
 pub(super) fn range<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let Some(count) = int_at(&args, 0) else { return Err(mismatch("lists.range", &args)) };
-    if count < 0 {
-        return Err(failed("lists.range", "the size must not be negative"));
-    }
-    meter::spend(count.unsigned_abs())?;
+    // A negative size is that of an empty list.
+    meter::spend(count.max(0).unsigned_abs())?;
     Ok(list((0..count).map(|at| Box::new(CelInt::from(at)) as Box<dyn Val + 'v>).collect()))
 }

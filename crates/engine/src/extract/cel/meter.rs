@@ -83,12 +83,18 @@ pub(super) fn spend(units: u64) -> Result<(), ExecutionError> {
 
 /// Counts a text that is about to be built.
 pub(super) fn build_text(bytes: usize) -> Result<(), ExecutionError> {
+    check_text(bytes)?;
+    spend(text_weight(bytes))
+}
+
+/// Fails if a text is too long.
+pub(super) fn check_text(bytes: usize) -> Result<(), ExecutionError> {
     if bytes > MAX_TEXT {
         let mut meter = METER.get();
         meter.exceeded = meter.exceeded.or(Some(ExceededLimit::Text));
         METER.set(meter);
     }
-    spend(text_weight(bytes))
+    spend(0)
 }
 
 /// The evaluation reports the limit itself; this only unwinds it.

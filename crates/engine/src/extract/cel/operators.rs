@@ -8,6 +8,7 @@ use std::cmp::Ordering;
 use cel::{
     ExecutionError,
     common::{
+        traits::Container,
         types::{
             CelBool, CelBytes, CelDouble, CelInt, CelList, CelMap, CelOptional, CelString, CelUInt, Kind,
         },
@@ -15,7 +16,7 @@ use cel::{
     },
 };
 
-use super::meter;
+use super::{exact, meter};
 
 pub(super) type Operands<'b, 'v> = Vec<CowVal<'b, 'v>>;
 pub(super) type OperatorResult<'b, 'v> = Result<CowVal<'b, 'v>, ExecutionError>;
@@ -30,12 +31,17 @@ pub(super) fn mismatch(function: &str, args: &[CowVal<'_, '_>]) -> ExecutionErro
     ExecutionError::no_such_overload(function, types)
 }
 
-fn pair<'b, 'v>(args: Operands<'b, 'v>) -> Result<[CowVal<'b, 'v>; 2], ExecutionError> {
+pub(super) fn pair<'b, 'v>(args: Operands<'b, 'v>) -> Result<[CowVal<'b, 'v>; 2], ExecutionError> {
     <[CowVal<'b, 'v>; 2]>::try_from(args)
         .map_err(|args| ExecutionError::invalid_argument_count(2, args.len()))
 }
 
-fn single<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
+/// The operands of an operator that computes with numbers.
+fn computed_pair<'b, 'v>(args: Operands<'b, 'v>) -> Result<[CowVal<'b, 'v>; 2], ExecutionError> {
+    pair(args).map(|operands| operands.map(exact::as_computed))
+}
+
+pub(super) fn single<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     args.into_iter().next().ok_or_else(ExecutionError::missing_argument_or_target)
 }
 
@@ -81,13 +87,18 @@ pub(super) fn copied<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
 
 /// A value that a function of the interpreter is about to read through.
 pub(super) fn looked_at<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
-    let value = single(args)?;
+    let value = exact::as_computed(single(args)?);
     // A text that a function of `cel` has built must not be too long.
     match value.downcast_ref::<CelString>().filter(|text| text.as_borrowed().is_none()) {
         Some(built) => meter::build_text(built.inner().len())?,
         None => meter::spend(meter::top_weight(value.as_ref()))?,
     }
     Ok(value)
+}
+
+/// A value for a function of `cel` that reads everything in it.
+pub(super) fn plain<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
+    Ok(exact::as_computed_deep(single(args)?))
 }
 
 /// What a loop runs over: a list, or the keys of a map. The interpreter would give those in random order.
@@ -109,7 +120,7 @@ pub(super) fn range<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
 
 /// An index or the key of an entry.
 pub(super) fn key<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
-    let key = single(args)?;
+    let key = exact::as_computed(single(args)?);
     if is_key(key.as_ref()) { Ok(key) } else { Err(mismatch("_[_]", &[key])) }
 }
 
@@ -133,6 +144,9 @@ pub(super) fn optional<'b, 'v>(mut args: Operands<'b, 'v>) -> OperatorResult<'b,
         }
     }
     for key in keys {
+        if at.get_type().kind() == Kind::List && key.get_type().kind() == Kind::String {
+            return Err(mismatch("_[?_]", &[CowVal::Borrowed(at), key]));
+        }
         match at.as_indexer().filter(|_| is_key(key.as_ref())).map(|indexer| indexer.get(key.as_ref())) {
             Some(Ok(CowVal::Borrowed(value))) => at = value,
             _ => return none(),
@@ -186,11 +200,31 @@ pub(super) fn equals(a: &dyn Val, b: &dyn Val) -> Result<bool, ExecutionError> {
         },
         _ => false,
     };
-    Ok(comparable && a.equals(b))
+    Ok(comparable && same_value(a, b))
+}
+
+/// Equality of CEL, also of numbers with all their digits inside of lists and maps.
+fn same_value(a: &dyn Val, b: &dyn Val) -> bool {
+    if let (Some(a), Some(b)) = (a.downcast_ref::<CelList>(), b.downcast_ref::<CelList>()) {
+        let (a, b) = (a.inner(), b.inner());
+        return a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same_value(a.as_ref(), b.as_ref()));
+    }
+    if let (Some(a), Some(b)) = (a.downcast_ref::<CelMap>(), b.downcast_ref::<CelMap>()) {
+        let (a, b) = (a.inner(), b.inner());
+        return a.len() == b.len()
+            && a.iter().all(|(key, value)| {
+                // `1` and `1u` are the same key; the first one that is missing ends the comparison.
+                let equal =
+                    || b.iter().find(|(other, _)| other.inner().equals(key.inner())).map(|(_, value)| value);
+                let other = b.get(key).or_else(equal);
+                other.is_some_and(|other| same_value(value.as_ref(), other.as_ref()))
+            });
+    }
+    exact::computed(a).equals(exact::computed(b))
 }
 
 pub(super) fn contained<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
-    let [item, container] = pair(args)?;
+    let [item, container] = computed_pair(args)?;
     if let Some(list) = container.downcast_ref::<CelList>() {
         for candidate in list.inner() {
             meter::spend(1)?;
@@ -201,18 +235,19 @@ pub(super) fn contained<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v
         return Ok(boolean(false));
     }
     meter::spend(meter::top_weight(item.as_ref()))?;
-    let failed = |item, container| mismatch("@in", &[item, container]);
-    let Some(map) = container.as_container().filter(|_| !is_deep(item.as_ref())) else {
-        return Err(failed(item, container));
-    };
-    match map.contains(item.as_ref()) {
-        Ok(found) => Ok(boolean(found)),
-        Err(_) => Err(failed(item, container)),
+    match container.downcast_ref::<CelMap>() {
+        // A value that cannot be a key is not among the keys.
+        Some(map) => {
+            let map: &dyn Container = map;
+            Ok(boolean(is_key(item.as_ref()) && map.contains(item.as_ref()).unwrap_or(false)))
+        }
+        None => Err(mismatch("@in", &[item, container])),
     }
 }
 
 /// The order of two values; `None` when a NaN is among them.
 pub(super) fn order(a: &dyn Val, b: &dyn Val) -> Result<Option<Ordering>, ()> {
+    let (a, b) = (exact::computed(a), exact::computed(b));
     let fits = match (text_len(a), text_len(b)) {
         (Some(x), Some(y)) => meter::spend(meter::text_weight(x.min(y))).is_ok(),
         (None, None) => !is_deep(a) && !is_deep(b),
@@ -230,7 +265,7 @@ fn compare<'b, 'v>(
     operator: &str,
     holds: impl Fn(Ordering) -> bool,
 ) -> OperatorResult<'b, 'v> {
-    let [a, b] = pair(args)?;
+    let [a, b] = computed_pair(args)?;
     match order(a.as_ref(), b.as_ref()) {
         Ok(order) => Ok(boolean(order.is_some_and(holds))),
         Err(()) => Err(mismatch(operator, &[a, b])),
@@ -254,7 +289,7 @@ pub(super) fn greater_equal<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b
 }
 
 pub(super) fn add<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
-    let [a, b] = pair(args)?;
+    let [a, b] = computed_pair(args)?;
     let fits = match (a.get_type().kind(), b.get_type().kind()) {
         (Kind::String, Kind::String) | (Kind::Bytes, Kind::Bytes) => {
             let len = text_len(a.as_ref()).unwrap_or_default() + text_len(b.as_ref()).unwrap_or_default();
@@ -298,7 +333,7 @@ fn arithmetic<'b, 'v>(
 macro_rules! plain_operator {
     ($name:ident, $operator:literal, $accessor:ident, $method:ident) => {
         pub(super) fn $name<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
-            let [a, b] = pair(args)?;
+            let [a, b] = computed_pair(args)?;
             let fits = are_plain(a.as_ref(), b.as_ref());
             arithmetic($operator, fits, a, b, |a, b| Some(a.$accessor()?.$method(b)))
         }
@@ -325,6 +360,7 @@ pub(super) fn list_at<'a, 'v>(args: &'a [CowVal<'_, 'v>], index: usize) -> Optio
 
 /// A number as a double, to distinguish values that cannot be equal.
 pub(super) fn as_double(value: &dyn Val) -> Option<f64> {
+    let value = exact::computed(value);
     #[expect(clippy::cast_precision_loss, reason = "equal numbers lose the same digits")]
     if let Some(int) = value.downcast_ref::<CelInt>() {
         Some(*int.inner() as f64)

@@ -207,6 +207,11 @@ impl<'e> Tracer<'e> {
             }
             ("value", Some(value), []) => self.optional(value),
             ("dyn", None, [value]) => self.paths_of(value),
+            ("first" | "last", Some(value), []) => {
+                let paths = self.paths_of(value);
+                self.reads.add(&paths, ReadExtent::Shape);
+                self.step(paths, ReadStep::Each)
+            }
             ("or" | "orValue", Some(value), [other]) => {
                 let paths = self.optional(value);
                 self.either(paths, other)
@@ -245,7 +250,13 @@ impl<'e> Tracer<'e> {
         let items = self.step(range.clone(), ReadStep::Each);
         self.consume(&c.accu_init);
         self.variables.push((&c.accu_var, Vec::new()));
-        self.variables.push((&c.iter_var, items));
+        match &c.iter_var2 {
+            // The first variable is the key or the index.
+            Some(value) => {
+                self.variables.extend([(c.iter_var.as_str(), Vec::new()), (value.as_str(), items)]);
+            }
+            None => self.variables.push((&c.iter_var, items)),
+        }
         self.consume(&c.loop_cond);
         let selection = selection(c);
         match selection {
@@ -282,7 +293,10 @@ fn selection(c: &ComprehensionExpr) -> Option<CollectingLoop<'_>> {
         let is_item = matches!(&item.expr, Expr::Ident(name) if *name == c.iter_var);
         func_name == operators::ADD && is_result(result) && is_item && items.optional_indices.is_empty()
     };
-    if !is_result(&c.result) || !matches!(&c.accu_init.expr, Expr::List(list) if list.elements.is_empty()) {
+    if c.iter_var2.is_some()
+        || !is_result(&c.result)
+        || !matches!(&c.accu_init.expr, Expr::List(list) if list.elements.is_empty())
+    {
         return None;
     }
     if appends(&c.loop_step) {

@@ -1,6 +1,6 @@
 //! Kubernetes quantities: `quantity('1.5Gi')`, `isQuantity()` and what can be done with one.
 //!
-//! `functions` declares them. A quantity is exact: a decimal number of up to 38 digits and the kind of
+//! `functions` declares them. A quantity is exact: a decimal number of up to 500 digits and the kind of
 //! suffix it was written with. Finer than nano is rounded away from zero, and a binary quantity ends at
 //! 2^63-1, as `resource.Quantity` of Kubernetes has it. Unlike there, `isInteger` and `asInteger` depend
 //! on the value alone: 1.5Gi and 1000m are integers.
@@ -15,6 +15,8 @@ use cel::{
     },
 };
 
+use num_bigint::{BigInt, Sign};
+
 use super::operators::{Operands, OperatorResult, mismatch, text_at};
 
 /// The type's name, as `type(x)` has it.
@@ -25,6 +27,9 @@ const NANO: i32 = -9;
 
 /// The largest exponent; `quantity('1e99999')` is refused.
 const MAX_EXPONENT: i32 = 1000;
+
+/// The most digits that are read.
+const MAX_DIGITS: usize = 500;
 
 const DECIMAL: [(&str, i32); 10] =
     [("n", -9), ("u", -6), ("m", -3), ("", 0), ("k", 3), ("M", 6), ("G", 9), ("T", 12), ("P", 15), ("E", 18)];
@@ -42,21 +47,21 @@ enum QuantityFormat {
 /// `mantissa` times ten to the `exponent`; the mantissa does not end in zero, unless it is zero.
 #[derive(Clone, Debug)]
 pub(super) struct Quantity {
-    mantissa: i128,
+    mantissa: BigInt,
     exponent: i32,
     format: QuantityFormat,
 }
 
 impl Quantity {
-    fn new(mut mantissa: i128, mut exponent: i32, format: QuantityFormat) -> Self {
-        if mantissa == 0 {
-            exponent = 0;
+    fn new(mantissa: impl Into<BigInt>, exponent: i32, format: QuantityFormat) -> Self {
+        let mantissa = mantissa.into();
+        if mantissa.sign() == Sign::NoSign {
+            return Self { mantissa, exponent: 0, format };
         }
-        while mantissa != 0 && mantissa % 10 == 0 {
-            mantissa /= 10;
-            exponent += 1;
-        }
-        Self { mantissa, exponent, format }
+        let text = mantissa.to_string();
+        let zeros = narrow(text.len() - text.trim_end_matches('0').len());
+        let mantissa = if zeros == 0 { mantissa } else { mantissa / ten_to(zeros) };
+        Self { mantissa, exponent: exponent + zeros.cast_signed(), format }
     }
 
     fn parse(text: &str) -> Result<Self, &'static str> {
@@ -69,12 +74,15 @@ impl Quantity {
         if digits.is_empty() || fraction.contains('.') {
             return Err(NUMBER);
         }
-        let too_long = "the quantity has more than 38 digits";
-        let mut mantissa: i128 = digits.parse().map_err(|_| too_long)?;
+        let too_long = "the quantity has more than 500 digits";
+        if digits.len() > MAX_DIGITS {
+            return Err(too_long);
+        }
+        let mut mantissa: BigInt = digits.parse().map_err(|_| NUMBER)?;
         let mut exponent = -i32::try_from(fraction.len()).map_err(|_| too_long)?;
         let mut format = QuantityFormat::Decimal;
         if let Some(power) = BINARY.iter().skip(1).position(|known| *known == suffix) {
-            mantissa = mantissa.checked_mul(1024_i128.pow(1 + narrow(power))).ok_or(too_long)?;
+            mantissa *= BigInt::from(1024).pow(1 + narrow(power));
             format = QuantityFormat::Binary;
         } else if let Some((_, power)) = DECIMAL.iter().find(|(known, _)| *known == suffix) {
             exponent += power;
@@ -97,13 +105,13 @@ impl Quantity {
     /// Rounds away from zero to nano.
     fn rounded(self) -> Self {
         let Ok(digits) = u32::try_from(NANO - self.exponent) else { return self };
-        let unit = 10_i128.checked_pow(digits).unwrap_or(i128::MAX);
-        let up = i128::from(self.mantissa % unit != 0);
+        let unit = ten_to(digits);
+        let up = i32::from((&self.mantissa % &unit).sign() != Sign::NoSign);
         Self::new(self.mantissa / unit + up, NANO, self.format)
     }
 
     fn capped(self) -> Self {
-        let limit = Self::new(i128::from(i64::MAX), 0, QuantityFormat::Binary);
+        let limit = Self::new(i64::MAX, 0, QuantityFormat::Binary);
         let one = Self::new(1, 0, QuantityFormat::Binary);
         match self.format {
             QuantityFormat::Binary if self.compare(&limit) == Ordering::Greater => limit,
@@ -119,35 +127,33 @@ impl Quantity {
     }
 
     fn compare(&self, other: &Self) -> Ordering {
-        let sign = self.mantissa.signum();
-        if sign != other.mantissa.signum() {
-            return sign.cmp(&other.mantissa.signum());
+        let sign = self.mantissa.sign();
+        if sign != other.mantissa.sign() {
+            return sign.cmp(&other.mantissa.sign());
         }
         // Same sign: the one with more digits before the point is larger, else the digits decide.
-        let (a, b) = (self.mantissa.unsigned_abs().to_string(), other.mantissa.unsigned_abs().to_string());
+        let (a, b) = (self.mantissa.magnitude().to_string(), other.mantissa.magnitude().to_string());
         let order = (narrow(a.len()).cast_signed() + self.exponent)
             .cmp(&(narrow(b.len()).cast_signed() + other.exponent))
             .then_with(|| a.cmp(&b));
-        if sign < 0 { order.reverse() } else { order }
+        if sign == Sign::Minus { order.reverse() } else { order }
     }
 
     /// The sum; it is written like the first one, unless that is zero.
-    fn plus(&self, other: &Self) -> Option<Self> {
+    fn plus(&self, other: &Self) -> Self {
         let exponent = self.exponent.min(other.exponent);
         let scaled = |quantity: &Self| {
-            let zeros = u32::try_from(quantity.exponent - exponent).ok()?;
-            if quantity.mantissa == 0 {
-                return Some(0);
-            }
-            quantity.mantissa.checked_mul(10_i128.checked_pow(zeros)?)
+            let zeros = u32::try_from(quantity.exponent - exponent).unwrap_or_default();
+            &quantity.mantissa * ten_to(zeros)
         };
-        let format = if self.mantissa == 0 { other.format } else { self.format };
-        Some(Self::new(scaled(self)?.checked_add(scaled(other)?)?, exponent, format))
+        let format = if self.mantissa.sign() == Sign::NoSign { other.format } else { self.format };
+        Self::new(scaled(self) + scaled(other), exponent, format)
     }
 
     fn integer(&self) -> Option<i64> {
-        let zeros = u32::try_from(self.exponent).ok()?;
-        i64::try_from(self.mantissa.checked_mul(10_i128.checked_pow(zeros)?)?).ok()
+        // More zeros than this do not fit an integer, unless the number is zero.
+        let zeros = u32::try_from(self.exponent).ok().filter(|zeros| *zeros <= 19)?;
+        i64::try_from(&self.mantissa * ten_to(zeros)).ok()
     }
 
     fn float(&self) -> f64 {
@@ -176,6 +182,10 @@ impl Quantity {
             _ => format!("{number}e{thousands}"),
         }
     }
+}
+
+fn ten_to(zeros: u32) -> BigInt {
+    BigInt::from(10).pow(zeros)
 }
 
 fn narrow(count: usize) -> u32 {
@@ -233,7 +243,7 @@ fn operand(args: &[CowVal<'_, '_>], function: &str) -> Result<Quantity, Executio
     let other = args.get(1).ok_or_else(|| mismatch(function, args))?;
     match (other.downcast_ref::<Quantity>(), other.downcast_ref::<CelInt>()) {
         (Some(quantity), _) => Ok(quantity.clone()),
-        (None, Some(int)) => Ok(Quantity::new(i128::from(*int.inner()), 0, QuantityFormat::Exponent)),
+        (None, Some(int)) => Ok(Quantity::new(*int.inner(), 0, QuantityFormat::Exponent)),
         (None, None) => Err(mismatch(function, args)),
     }
 }
@@ -253,8 +263,12 @@ pub(super) fn as_approximate_float<'b, 'v>(args: Operands<'b, 'v>) -> OperatorRe
 }
 
 pub(super) fn sign<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
-    let sign = receiver(&args, "sign")?.mantissa.signum();
-    Ok(CowVal::owned(CelInt::from(i64::try_from(sign).expect("a sign is small"))))
+    let sign = match receiver(&args, "sign")?.mantissa.sign() {
+        Sign::Minus => -1,
+        Sign::NoSign => 0,
+        Sign::Plus => 1,
+    };
+    Ok(CowVal::owned(CelInt::from(sign)))
 }
 
 pub(super) fn add<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
@@ -270,9 +284,7 @@ fn sum<'b, 'v>(
     function: &str,
     signed: impl Fn(Quantity) -> Quantity,
 ) -> OperatorResult<'b, 'v> {
-    let sum = receiver(args, function)?.plus(&signed(operand(args, function)?));
-    let failed = || ExecutionError::function_error(function, "the quantity has more than 38 digits");
-    Ok(CowVal::owned(sum.ok_or_else(failed)?))
+    Ok(CowVal::owned(receiver(args, function)?.plus(&signed(operand(args, function)?))))
 }
 
 fn order(args: &[CowVal<'_, '_>], function: &str) -> Result<Ordering, ExecutionError> {

@@ -1,4 +1,4 @@
-//! Puts guards into an expression, so that the meter is charged for everything that the interpreter does.
+//! Puts guards into an expression that `lower` has prepared, so that the meter is charged for everything that the interpreter does.
 //!
 //! The interpreter of `cel` has no limits of its own, but its syntax tree is public. Every round of every
 //! loop becomes a call of `@tick`, every operator and every function whose cost depends on more than the
@@ -40,7 +40,7 @@ const OPERATORS: [(&str, &str); 10] = [
 ];
 
 /// Functions that do not read through their argument, whatever its size.
-const TRANSPARENT: [&str; 6] = ["dyn", "type", "value", "hasValue", "or", "orValue"];
+const TRANSPARENT: [&str; 8] = ["dyn", "type", "value", "hasValue", "or", "orValue", "@used", "@value"];
 
 /// Macros in which a name is looked up for the cost of a node.
 const LOOKUPS_PER_UNIT: u64 = 4;
@@ -80,7 +80,12 @@ fn uses_optionals(expr: &IdedExpr) -> bool {
         Expr::Call(call) if call.target.is_none() => {
             [operators::OPT_SELECT, operators::OPT_INDEX].contains(&call.func_name.as_str())
         }
-        Expr::Call(call) => namespaced(call).is_some_and(|name| name.starts_with("optional.")),
+        Expr::Call(call) => {
+            ["first", "last"].contains(&call.func_name.as_str())
+                || namespaced(call).is_some_and(|name| {
+                    name.starts_with("optional.") || name == "regex.extract" || name == "format.named"
+                })
+        }
         _ => false,
     };
     here || children(expr).into_iter().any(uses_optionals)
@@ -164,7 +169,7 @@ impl Rewriter {
     fn copied(&self, expr: IdedExpr) -> IdedExpr {
         let owned = match &expr.expr {
             Expr::Literal(_) | Expr::List(_) | Expr::Map(_) | Expr::Comprehension(_) => true,
-            Expr::Call(call) => functions::replacement(&call.func_name).is_some(),
+            Expr::Call(call) => replacement(call).is_some(),
             _ => false,
         };
         let expr = self.expr(expr);
@@ -246,17 +251,20 @@ impl Rewriter {
             operators::INDEX => return self.index(this),
             _ => {}
         }
+        if let Some(replacement) = replacement(&this) {
+            let receiver = if namespaced(&this).is_some() { None } else { this.target.take() };
+            let args = receiver.map(|target| *target).into_iter().chain(this.args).collect();
+            return call(replacement, self.all(args)).expr;
+        }
         if let Some(full) = namespaced(&this) {
             return self.namespaced_call(&full, this);
-        }
-        if let Some(replacement) = functions::replacement(name) {
-            let args = this.target.take().map(|target| *target).into_iter().chain(this.args).collect();
-            return call(replacement, self.all(args)).expr;
         }
         if name.starts_with(|c: char| c.is_alphabetic()) && !TRANSPARENT.contains(&name) {
             // Functions of `cel` look through their arguments once; `format` through all that is in them.
             let deep = name == "format";
-            let guard = |arg| if deep { self.copied(arg) } else { self.looked_at(arg) };
+            let guard = |arg| {
+                if deep { call("@plain", vec![self.copied(arg)]) } else { self.looked_at(arg) }
+            };
             this.target = this.target.map(|target| Box::new(self.looked_at(*target)));
             this.args = this.args.into_iter().map(guard).collect();
         } else {
@@ -267,9 +275,6 @@ impl Rewriter {
     }
 
     fn namespaced_call(&self, full: &str, mut this: CallExpr) -> Expr {
-        if full == "lists.range" {
-            return call("@lists.range", self.all(this.args)).expr;
-        }
         let copies = full.starts_with("optional.");
         let guard = |arg| if copies { self.copied(arg) } else { self.looked_at(arg) };
         this.args = this.args.into_iter().map(guard).collect();
@@ -393,9 +398,19 @@ impl Rewriter {
     }
 }
 
+/// The name of our function for a call.
+fn replacement(call: &CallExpr) -> Option<&'static str> {
+    let arguments = call.args.len();
+    match namespaced(call) {
+        Some(full) => functions::replacement(&full, arguments),
+        None => functions::replacement(&call.func_name, arguments + usize::from(call.target.is_some())),
+    }
+}
+
 /// Operators return small values, or new ones that were charged when they were built.
 fn is_operator(expr: &IdedExpr) -> bool {
     let Expr::Call(call) = &expr.expr else { return false };
-    let selects = [operators::CONDITIONAL, operators::INDEX].contains(&call.func_name.as_str());
+    let selects =
+        [operators::CONDITIONAL, operators::INDEX, "@used", "@value"].contains(&call.func_name.as_str());
     !selects && !call.func_name.starts_with(|c: char| c.is_alphabetic())
 }

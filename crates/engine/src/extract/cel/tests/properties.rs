@@ -147,9 +147,9 @@ fn every_known_name_can_be_called() {
         .filter(|(name, ..)| !MACROS.contains(name))
         .map(|(name, count, _)| format!("{name}({})", vec!["null"; *count].join(", ")));
     let methods = METHODS.iter().map(|(name, count, _)| {
-        // The first argument of a macro is a variable.
-        let args = vec!["x"; *count].join(", ");
-        format!("cel.bind(x, null, x.{name}({args}))")
+        // The first arguments of a macro are variables.
+        let args = ["x", "y", "x"].iter().take(*count).copied().collect::<Vec<_>>().join(", ");
+        format!("cel.bind(x, null, cel.bind(y, null, x.{name}({args})))")
     });
     for text in calls.chain(methods) {
         let found = outcome(&compile(&text), &object);
