@@ -34,6 +34,7 @@ use serde_json::value::RawValue;
 
 pub(crate) use self::cel::{CelVariables, Expression};
 use self::{
+    cel::EvalError,
     helm::{HelmError, HelmField},
     jsonpath::Path,
     resource::CompiledResourceExport,
@@ -84,13 +85,30 @@ impl OptIns {
 }
 
 /// What an administrator adds to every profile.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct ExtractPolicy {
     /// More keys whose values are redacted.
     pub scrub_keys: Vec<String>,
     /// More kinds (group and kind) whose `data` and `stringData` are treated like those of Secrets.
     pub sensitive_kinds: Vec<(String, String)>,
+    /// The most bytes of JSON that an attribute may have; one that has more fails.
+    pub max_attribute_bytes: usize,
 }
+
+impl ExtractPolicy {
+    /// The most bytes of an attribute, unless the administrator says something else.
+    pub const MAX_ATTRIBUTE_BYTES: usize = 1 << 20;
+}
+
+impl Default for ExtractPolicy {
+    fn default() -> Self {
+        let max_attribute_bytes = Self::MAX_ATTRIBUTE_BYTES;
+        Self { scrub_keys: Vec::new(), sensitive_kinds: Vec::new(), max_attribute_bytes }
+    }
+}
+
+/// The most bytes of an exported object: more than the API server stores of one.
+const MAX_RESOURCE_BYTES: usize = 4 << 20;
 
 /// A profile whose expressions are valid.
 pub struct CompiledProfile {
@@ -105,6 +123,7 @@ pub struct CompiledProfile {
     cel: Projection,
     helm: Option<Projection>,
     reads_namespace: bool,
+    max_attribute_bytes: usize,
     secret_fields: SecretFields,
 }
 
@@ -285,6 +304,7 @@ impl CompiledProfile {
             helm: None,
             attributes,
             resource,
+            max_attribute_bytes: policy.max_attribute_bytes,
             secret_fields,
         };
         profile.project();
@@ -350,7 +370,13 @@ impl CompiledProfile {
         let mut attributes =
             ObjectReading::new(self, &object, namespace.as_ref(), release.as_ref()).attributes(&mut nulls)?;
         if let (Some(resource), Json::Map(fields)) = (&self.resource, object) {
-            attributes.insert(&*resource.name, resource.build(fields));
+            let exported = resource.build(fields);
+            if exported.size() > MAX_RESOURCE_BYTES {
+                let problem =
+                    format!("the object is larger than {MAX_RESOURCE_BYTES} bytes: prune parts of it");
+                return Err(ExtractError::Attribute { name: resource.name.clone(), problem });
+            }
+            attributes.insert(&*resource.name, exported);
         }
         self.secret_fields.scrubber.scrub(&mut attributes);
         let attributes = to_raw_json(&Json::Map(attributes))?.into();
@@ -371,7 +397,8 @@ struct ObjectReading<'r, 'a> {
     profile: &'a CompiledProfile,
     object: &'r Json<'a>,
     namespace: Option<&'r Json<'a>>,
-    variables: OnceCell<CelVariables<'r>>,
+    /// `None`: what all expressions read is too large.
+    variables: OnceCell<Option<CelVariables<'r>>>,
     release: Option<Result<Json<'a>, HelmError>>,
 }
 
@@ -439,16 +466,27 @@ impl<'r, 'a> ObjectReading<'r, 'a> {
     }
 
     fn value(&self, attribute: &CompiledAttribute) -> Result<Json<'a>, String> {
+        let max_bytes = self.profile.max_attribute_bytes;
         match &attribute.source {
-            AttributeSource::Path(path) => path.value(self.object),
+            AttributeSource::Path(path) => path.value(self.object, max_bytes),
             AttributeSource::Cel(expression) => {
-                let variables = self
-                    .variables
-                    .get_or_init(|| CelVariables::new(self.object, &self.profile.cel, self.namespace));
-                expression.evaluate(variables).map_err(|error| error.to_string())
+                let of = |projection| CelVariables::new(self.object, projection, self.namespace);
+                let evaluate = |variables: &CelVariables<'_>| expression.evaluate(variables, max_bytes);
+                // What all expressions read may be too much, though this one reads little.
+                let value = match self.variables.get_or_init(|| of(&self.profile.cel).ok()) {
+                    Some(variables) => evaluate(variables),
+                    None => of(&attribute.projection).and_then(|variables| evaluate(&variables)),
+                };
+                value.map_err(|error| match error {
+                    EvalError::ResultTooLarge => jsonpath::too_large(max_bytes),
+                    error => error.to_string(),
+                })
             }
             AttributeSource::Helm(field) => match &self.release {
-                Some(Ok(release)) => Ok(field.value(release)),
+                Some(Ok(release)) => match field.value(release) {
+                    value if value.size() > max_bytes => Err(jsonpath::too_large(max_bytes)),
+                    value => Ok(value),
+                },
                 Some(Err(error)) => Err(error.to_string()),
                 None => Err(HelmError::Missing.to_string()),
             },
@@ -499,7 +537,9 @@ impl MatchPolicy {
         self.secret_fields.prepare(&mut fields, gvk, |key| self.projection.of_key(key).is_some());
         let namespace = namespace.filter(|_| self.expression.reads_namespace());
         let namespace = namespace.map(|metadata| namespace_object(metadata, &self.secret_fields.scrubber));
-        self.expression.is_true(&CelVariables::new(&Json::Map(fields), &self.projection, namespace.as_ref()))
+        let object = Json::Map(fields);
+        CelVariables::new(&object, &self.projection, namespace.as_ref())
+            .is_ok_and(|variables| self.expression.is_true(&variables))
     }
 }
 

@@ -81,17 +81,18 @@ pub(crate) struct CelVariables<'a> {
 }
 
 impl<'a> CelVariables<'a> {
-    /// The variables of expressions that read no more of the object than the projection.
+    /// The variables of expressions that read no more of the object than the projection. Fails if that is too much.
     pub(crate) fn new(
         object: &'a Json<'_>,
         projection: &Projection,
         namespace: Option<&'a Json<'_>>,
-    ) -> Self {
+    ) -> Result<Self, EvalError> {
+        let mut remaining = meter::MAX_WORK;
         let namespace = match namespace {
-            Some(namespace) => value::from_json(namespace, &Projection::everything()),
+            Some(namespace) => value::from_json(namespace, &Projection::everything(), &mut remaining)?,
             None => Box::new(CelNull),
         };
-        Self { object: value::from_json(object, projection), namespace }
+        Ok(Self { object: value::from_json(object, projection, &mut remaining)?, namespace })
     }
 
     fn context(&self) -> Context<'_, '_> {
@@ -134,9 +135,13 @@ impl Expression {
         self.reads.namespace
     }
 
-    /// The value of the expression as plain JSON.
-    pub(crate) fn evaluate(&self, variables: &CelVariables<'_>) -> Result<Json<'static>, EvalError> {
-        self.run(variables, value::to_json)?
+    /// The value of the expression as plain JSON of at most this many bytes.
+    pub(crate) fn evaluate(
+        &self,
+        variables: &CelVariables<'_>,
+        max_bytes: usize,
+    ) -> Result<Json<'static>, EvalError> {
+        self.run(variables, |value| value::to_json(value, max_bytes))?
     }
 
     /// Whether the value is `true`; an error counts as false.

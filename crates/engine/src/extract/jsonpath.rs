@@ -3,8 +3,9 @@
 //! Profiles are compiled with [`Path::parse`], which refuses everything that is not one path and says how
 //! to write it. Three things must hold:
 //!
-//! * A path names values of an object. Each of them counts once, and results are in document order, that is
-//!   in the order of the sorted maps: equal objects give equal results.
+//! * A path names values of an object. Results are in document order, that is in the order of the sorted maps, and those of a
+//!   union in the order in which it is written, as often as it names them; behind a `..` each value counts once, in document
+//!   order. Equal objects give equal results.
 //! * Evaluation never fails, and its work is bounded by the length of the text times the size of the
 //!   object: what would make it grow faster is refused by `parse`.
 //! * What [`Path::project`] asks for is enough for `find` and `remove` to give the result that they give
@@ -38,8 +39,10 @@ pub(crate) struct PathError {
     pub(crate) problem: String,
 }
 
-/// The most bytes of JSON, about, that a path may find.
-const MAX_RESULT: usize = 4 << 20;
+/// Why an attribute fails whose value is too large.
+pub(crate) fn too_large(max_bytes: usize) -> String {
+    format!("its value is larger than {max_bytes} bytes: read a part of it, or raise --max-attribute-bytes")
+}
 
 /// What a path finds.
 #[cfg(test)]
@@ -61,25 +64,25 @@ impl Path {
         self.0.are_definite()
     }
 
-    /// The value of a definite path, or a list of everything that any other path finds. `..` can find
-    /// the same text once per level: the list has a limit.
-    pub(crate) fn value<'a>(&self, object: &Json<'a>) -> Result<Json<'a>, String> {
-        if self.is_definite() {
-            return Ok(self.0.one(object).cloned().unwrap_or(Json::Null));
-        }
-        let mut items = Vec::new();
-        let mut bytes = 0;
-        self.visit(object, |value| {
+    /// The value of a definite path, or a list of everything that any other path finds; about `max_bytes` of JSON at most. `..` can
+    /// find the same text once per level, and nothing is copied that is too large.
+    pub(crate) fn value<'a>(&self, object: &Json<'a>, max_bytes: usize) -> Result<Json<'a>, String> {
+        let (mut items, mut bytes) = (Vec::new(), 0);
+        let mut take = |value: &Json<'a>| {
             bytes += value.size();
-            if bytes <= MAX_RESULT {
+            if bytes <= max_bytes {
                 items.push(value.clone());
             }
-        });
-        if bytes <= MAX_RESULT {
-            Ok(Json::List(items))
+        };
+        if self.is_definite() {
+            self.0.one(object).into_iter().for_each(&mut take);
         } else {
-            Err("the result is larger than 4 MiB".into())
+            self.visit(object, &mut take);
         }
+        if bytes > max_bytes {
+            return Err(too_large(max_bytes));
+        }
+        Ok(if self.is_definite() { items.pop().unwrap_or(Json::Null) } else { Json::List(items) })
     }
 
     #[cfg(test)]
@@ -88,11 +91,11 @@ impl Path {
             return PathMatches::One(self.0.one(object));
         }
         let mut found = Vec::new();
-        self.visit(object, |value| found.push(value));
+        self.visit(object, &mut |value| found.push(value));
         PathMatches::Many(found)
     }
 
-    fn visit<'v, 'a>(&self, object: &'v Json<'a>, mut visitor: impl FnMut(&'v Json<'a>)) {
+    fn visit<'v, 'a>(&self, object: &'v Json<'a>, visitor: &mut dyn FnMut(&'v Json<'a>)) {
         let end = self.0.visit(object, object, &mut |value| {
             visitor(value);
             ControlFlow::Continue(())

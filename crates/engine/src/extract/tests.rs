@@ -413,7 +413,10 @@ fn the_result_of_a_path_has_a_size_limit() {
     }
     let profile = compiled(&spec("Pod", json!([{ "name": "deep", "path": "{..a}" }])));
     let error = profile.extract(&profile.gvk, &to_raw_value(&object).unwrap(), None).unwrap_err().to_string();
-    assert_eq!(error, "attribute deep: the result is larger than 4 MiB");
+    assert_eq!(
+        error,
+        "attribute deep: its value is larger than 1048576 bytes: read a part of it, or raise --max-attribute-bytes"
+    );
 }
 
 #[test]
@@ -422,4 +425,50 @@ fn a_null_result_is_not_redacted_although_a_value_beside_it_is() {
         json!([{ "name": "a", "path": "cel:object.spec.env.exists(e, e.value == 'nope') ? 'yes' : null" }]);
     let object = json!({ "spec": { "env": [{ "name": "DB_PASSWORD", "value": "hunter2" }] } });
     assert_eq!(extract(&spec("Pod", attributes), object), r#"{"a":null}"#);
+}
+
+#[test]
+fn an_attribute_that_is_too_large_fails_by_name_before_it_is_copied() {
+    let attributes = json!([
+        { "name": "small", "path": "cel:object.small", "optional": true },
+        { "name": "whole", "path": "$", "optional": true },
+        { "name": "list", "path": "$.items[*]", "optional": true },
+        { "name": "expression", "path": "cel:object", "optional": true },
+        { "name": "built", "path": "cel:object.text + object.text", "optional": true },
+    ]);
+    let object = json!({
+        "small": 1, "text": "x".repeat(700_000),
+        "items": vec![json!({ "a": "y".repeat(90) }); 12_000],
+    });
+    let profile =
+        compile(&spec("Pod", attributes), OptIns::default()).unwrap_or_else(|e| unreachable!("{e:?}"));
+    let raw = to_raw_value(&object).unwrap();
+    let extracted = profile.extract(&profile.gvk, &raw, None).unwrap();
+    assert_eq!(extracted.attributes.get(), r#"{"small":1}"#);
+    assert_eq!(extracted.nulls.len(), 4, "{:?}", extracted.nulls);
+    let required = json!([{ "name": "whole", "path": "$" }]);
+    let profile =
+        compile(&spec("Pod", required), OptIns::default()).unwrap_or_else(|e| unreachable!("{e:?}"));
+    let error = profile.extract(&profile.gvk, &raw, None).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "attribute whole: its value is larger than 1048576 bytes: read a part of it, or raise --max-attribute-bytes"
+    );
+}
+
+/// Building three million values took seconds before the meter started.
+#[test]
+fn an_expression_over_a_huge_object_fails_soon_and_others_still_read_their_parts() {
+    let attributes = json!([
+        { "name": "all", "path": "cel:object", "optional": true },
+        { "name": "one", "path": "cel:object.first.x" },
+        { "name": "many", "path": "cel:size(object.many)" },
+    ]);
+    let profile =
+        compile(&spec("Pod", attributes), OptIns::default()).unwrap_or_else(|e| unreachable!("{e:?}"));
+    let many: serde_json::Map<String, serde_json::Value> =
+        (0..150_000).map(|index| (index.to_string(), json!([1]))).collect();
+    let raw = to_raw_value(&json!({ "first": { "x": 1 }, "many": many })).unwrap();
+    let extracted = profile.extract(&profile.gvk, &raw, None).unwrap();
+    assert_eq!(extracted.attributes.get(), r#"{"many":150000,"one":1}"#);
 }

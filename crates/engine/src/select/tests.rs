@@ -390,6 +390,7 @@ fn policies_know_the_kind_and_see_no_secrets() {
     let strict = ExtractPolicy {
         scrub_keys: vec!["pin".into()],
         sensitive_kinds: vec![("apps".into(), "Deployment".into())],
+        ..ExtractPolicy::default()
     };
     assert!(agrees("object.kind == 'Deployment' && object.apiVersion == 'apps/v1'", &strict));
     for policy in ["object.data.x.startsWith('hunter')", "object.pin == 'hunter2'"] {

@@ -58,6 +58,9 @@ pub(crate) struct CommonArgs {
     /// More kinds whose data and stringData are treated like those of Secrets, as GROUP/KIND or KIND.
     #[arg(long, value_name = "KIND,…", value_delimiter = ',')]
     sensitive_kinds: Vec<String>,
+    /// Most bytes of JSON that an attribute may have; one with more fails.
+    #[arg(long, value_name = "BYTES", default_value_t = ExtractPolicy::MAX_ATTRIBUTE_BYTES)]
+    max_attribute_bytes: usize,
     /// Namespaces of targets that include none by name.
     #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = namespace_name)]
     default_included_namespaces: Vec<String>,
@@ -79,7 +82,11 @@ impl CommonArgs {
             None => (String::new(), text.clone()),
         };
         let sensitive_kinds = self.sensitive_kinds.iter().map(group_kind).collect();
-        let policy = ExtractPolicy { scrub_keys: self.scrub_keys.clone(), sensitive_kinds };
+        let policy = ExtractPolicy {
+            scrub_keys: self.scrub_keys.clone(),
+            sensitive_kinds,
+            max_attribute_bytes: self.max_attribute_bytes,
+        };
         let defaults = NamespaceDefaults {
             included: self.default_included_namespaces.clone(),
             excluded: self.default_excluded_namespaces.clone(),

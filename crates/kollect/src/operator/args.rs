@@ -51,6 +51,9 @@ pub(crate) struct OperatorArgs {
     /// More keys whose values are redacted, separated by commas.
     #[arg(long, value_name = "KEY,…", value_delimiter = ',')]
     scrub_keys: Vec<String>,
+    /// Most bytes of JSON that an attribute may have; one with more fails.
+    #[arg(long, value_name = "BYTES", default_value_t = ExtractPolicy::MAX_ATTRIBUTE_BYTES)]
+    max_attribute_bytes: usize,
     /// Let sinks connect to private addresses (RFC 1918, unique local).
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
     allow_private_sinks: bool,
@@ -276,7 +279,11 @@ impl OperatorArgs {
             ),
         };
         Ok(OperatorPolicy {
-            policy: ExtractPolicy { scrub_keys: self.scrub_keys.clone(), ..ExtractPolicy::default() },
+            policy: ExtractPolicy {
+                scrub_keys: self.scrub_keys.clone(),
+                max_attribute_bytes: self.max_attribute_bytes,
+                ..ExtractPolicy::default()
+            },
             defaults: NamespaceDefaults {
                 included: names(&self.default_included_namespaces),
                 excluded: names(&self.default_excluded_namespaces),

@@ -5,10 +5,7 @@
 
 use cel::ExecutionError;
 
-use super::{
-    meter::{ExceededLimit, MAX_STEPS, MAX_TEXT, MAX_WORK},
-    value::MAX_RESULT,
-};
+use super::meter::{ExceededLimit, MAX_STEPS, MAX_TEXT, MAX_WORK};
 
 /// The longest message of a function that is repeated.
 const MAX_MESSAGE: usize = 200;
@@ -31,8 +28,11 @@ pub(crate) enum EvalError {
     /// A text grew too long on the way.
     #[error("text too long: the expression builds a text of more than {MAX_TEXT} bytes")]
     TextTooLong,
+    /// What the expression reads is too large.
+    #[error("work exceeded: the expression reads more than {MAX_WORK} values of the object")]
+    ObjectTooLarge,
     /// The result is too large.
-    #[error("result too large: it has more than {MAX_RESULT} bytes of JSON")]
+    #[error("the result is larger than an attribute may be")]
     ResultTooLarge,
     /// The result has no JSON.
     #[error("the result is not JSON: {0}")]

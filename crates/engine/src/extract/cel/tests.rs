@@ -26,6 +26,9 @@ const OBJECT: &str = r#"{
     "status": {"conditions": [{"type": "Available", "status": "True"}, {"type": "Progressing", "status": "False"}]},
     "data": {"b": "2", "a": "1"}}"#;
 
+/// The most bytes of a result.
+const MAX_BYTES: usize = 1 << 20;
+
 const NAMESPACE: &str = r#"{"metadata": {"name": "shop", "labels": {"team": "x"}, "annotations": {}}}"#;
 
 fn compile(text: &str) -> Expression {
@@ -39,11 +42,8 @@ fn read<'a>(text: &'a str, projection: &Projection) -> Json<'a> {
 /// The JSON that an expression gives, or `!` and the error.
 fn outcome(expression: &Expression, object: &Json<'_>) -> String {
     let namespace = read(NAMESPACE, &Projection::everything());
-    match expression.evaluate(&CelVariables::new(
-        object,
-        &crate::json::Projection::everything(),
-        Some(&namespace),
-    )) {
+    let variables = CelVariables::new(object, &Projection::everything(), Some(&namespace)).unwrap();
+    match expression.evaluate(&variables, MAX_BYTES) {
         Ok(json) => {
             let mut out = String::new();
             json.write(&mut out);

@@ -24,36 +24,39 @@ use super::{
 };
 use crate::json::{Json, JsonMap, Projection};
 
-/// A result may have this many bytes of JSON.
-pub(super) const MAX_RESULT: usize = 1 << 20;
-
 /// Doubles below this are whole without an exponent, as JavaScript and Go write them.
 const MAX_PLAIN_DOUBLE: f64 = 1e15;
 
-/// A value that borrows its texts, with what the projection reads of it.
-pub(super) fn from_json<'a>(json: &'a Json<'_>, projection: &Projection) -> Box<dyn Val + 'a> {
-    match json {
+/// A value that borrows its texts, with what the projection reads of it. `remaining` is how many more values may be made.
+pub(super) fn from_json<'a>(
+    json: &'a Json<'_>,
+    projection: &Projection,
+    remaining: &mut u64,
+) -> Result<Box<dyn Val + 'a>, EvalError> {
+    *remaining = remaining.checked_sub(1).ok_or(EvalError::ObjectTooLarge)?;
+    Ok(match json {
         Json::Null => Box::new(CelNull),
         Json::Bool(b) => Box::new(CelBool::from(*b)),
         Json::Number(text) => number(text),
         Json::String(text) => Box::new(CelString::from(&**text)),
         Json::List(items) => {
             let item = |item| match projection.of_items() {
-                Some(each) => from_json(item, each),
+                Some(each) => from_json(item, each, remaining),
                 // Only the number of items matters.
-                None => Box::new(CelNull),
+                None => Ok(Box::new(CelNull) as Box<dyn Val + 'a>),
             };
-            Box::new(CelList::from(items.iter().map(item).collect::<Vec<_>>()))
+            Box::new(CelList::from(items.iter().map(item).collect::<Result<Vec<_>, _>>()?))
         }
         Json::Map(map) => {
             let read = |(key, value): (&'a str, &'a Json<'_>)| {
                 let projection = projection.of_key(key)?;
-                Some((CelMapKey::from(key), from_json(value, &projection)))
+                Some(from_json(value, &projection, remaining).map(|value| (CelMapKey::from(key), value)))
             };
-            let entries: HashMap<CelMapKey<'a>, Box<dyn Val + 'a>> = map.iter().filter_map(read).collect();
+            let entries: HashMap<CelMapKey<'a>, Box<dyn Val + 'a>> =
+                map.iter().filter_map(read).collect::<Result<_, _>>()?;
             Box::new(CelMap::from(entries))
         }
-    }
+    })
 }
 
 fn number<'a>(text: &str) -> Box<dyn Val + 'a> {
@@ -70,9 +73,9 @@ fn number<'a>(text: &str) -> Box<dyn Val + 'a> {
     }
 }
 
-/// The JSON of a result.
-pub(super) fn to_json(value: &dyn Val) -> Result<Json<'static>, EvalError> {
-    JsonWriter { remaining: MAX_RESULT }.json(value)
+/// The JSON of a result, which may have this many bytes.
+pub(super) fn to_json(value: &dyn Val, max_bytes: usize) -> Result<Json<'static>, EvalError> {
+    JsonWriter { remaining: max_bytes }.json(value)
 }
 
 struct JsonWriter {

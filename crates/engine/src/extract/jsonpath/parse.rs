@@ -15,12 +15,22 @@ use super::{
 const MAX_CHARS: usize = 4096;
 const MAX_DEPTH: usize = 32;
 
+/// How often unions may lead to the same value: the work grows with it.
+const MAX_REPETITIONS: usize = 64;
+
 const FUNCTION: &str =
     "functions such as length() are not available in a path: an attribute can be a cel: expression";
 const TEXT_AROUND: &str = "a path stands alone, without text around it, such as {.spec.x}";
 const FIRST: &str = "a path starts with $ or a dot, such as $.spec.x";
 const QUOTE_KEY: &str = "quote a key with such a character, as in ['a key']";
 const UNION: &str = "a union lists only indices or only quoted keys, as in [0,2] or ['a','b']";
+
+/// A quoted text.
+struct Quoted {
+    text: String,
+    /// The first dot without a backslash.
+    dot: Option<usize>,
+}
 
 pub(super) struct PathParser {
     chars: Vec<char>,
@@ -31,12 +41,6 @@ pub(super) struct PathParser {
     deep: bool,
     /// Whether a path around the path at hand has one.
     deep_around: bool,
-}
-
-struct Quoted {
-    text: String,
-    /// The first dot without a backslash.
-    dot: Option<usize>,
 }
 
 impl PathParser {
@@ -129,7 +133,11 @@ impl PathParser {
             steps.push(step);
         }
         self.deep = around;
-        Ok(PathSteps::new(steps))
+        let steps = PathSteps::new(steps);
+        if steps.repetitions() > MAX_REPETITIONS {
+            return self.fail("the unions of this path name the same values too often");
+        }
+        Ok(steps)
     }
 
     fn dot(&mut self) -> Result<PathStep, PathError> {
@@ -203,10 +211,13 @@ impl PathParser {
 
     fn names(&mut self) -> Result<ChildSelector, PathError> {
         let mut names = Vec::new();
-        let mut dot = None;
+        let start = self.at;
+        let any = self.chars.get(start..start + 3) == Some(&['\'', '*', '\'']);
+        let mut path = None;
         loop {
             let name = self.quoted(Some)?;
-            dot = dot.or(name.dot);
+            // A key such as app.kubernetes.io/name has a slash, and no path has one.
+            path = path.or(name.dot.filter(|_| !name.text.contains('/')));
             names.push(name.text);
             if !self.comma() {
                 break;
@@ -215,13 +226,18 @@ impl PathParser {
                 return self.fail(UNION);
             }
         }
-        // kubectl reads such names as paths; finding nothing would hide that.
-        match dot.filter(|_| names.len() > 1) {
-            Some(dot) => {
-                refuse(dot, "a name in a union is one key, not a path: write \\. for a dot in a key")
-            }
-            None if names.len() == 1 => Ok(ChildSelector::Key(names.swap_remove(0))),
-            None => Ok(ChildSelector::Keys(names)),
+        match (names.len(), any) {
+            // As in kubectl; the key * is ["*"].
+            (1, true) => Ok(ChildSelector::Every),
+            (1, false) => Ok(ChildSelector::Key(names.swap_remove(0))),
+            (_, true) => refuse(start, "'*' stands alone, as in ['*']"),
+            (_, false) => match path {
+                // kubectl reads such names as paths; finding nothing would hide that.
+                Some(dot) => {
+                    refuse(dot, "a name in a union is one key, not a path: write \\. for a dot in a key")
+                }
+                None => Ok(ChildSelector::Keys(names)),
+            },
         }
     }
 
@@ -306,9 +322,7 @@ impl PathParser {
                     }
                 }
                 Some(c) => {
-                    if c == '.' {
-                        dot = dot.or(Some(self.at));
-                    }
+                    dot = dot.or(Some(self.at).filter(|_| c == '.'));
                     text.push(c);
                 }
             }

@@ -1,9 +1,10 @@
 //! The steps of a path and what they select.
 //!
-//! A path is evaluated in one walk through the object that carries the set of steps that may come next, so
-//! a value is visited once even where `..` gives many ways to reach it, and results come in document order.
+//! A path with `..` is evaluated in one walk through the object that carries the set of steps that may come next, so
+//! a value is visited once even where `..` gives many ways to reach it, and results come in document order. Any other
+//! path is followed step by step: results of a union come in the order in which it is written, and as often.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
 use super::{
     condition::FilterCondition,
@@ -71,6 +72,11 @@ impl PathSteps {
         Self(steps)
     }
 
+    /// How often the unions may lead to the same value.
+    pub(super) fn repetitions(&self) -> usize {
+        self.0.iter().map(|step| step.select.repetitions()).fold(1, usize::saturating_mul)
+    }
+
     pub(super) fn are_definite(&self) -> bool {
         self.0.iter().all(PathStep::is_definite)
     }
@@ -85,7 +91,8 @@ impl PathSteps {
         let fixed = self.0.iter().take_while(|step| step.is_definite()).count();
         match self.follow(fixed, value) {
             Some(value) if fixed == self.0.len() => visitor(value),
-            Some(value) => self.walk(value, 1 << fixed, root, visitor),
+            Some(value) if self.0.iter().any(|step| step.deep) => self.walk(value, 1 << fixed, root, visitor),
+            Some(value) => self.each(fixed, value, root, visitor),
             None => ControlFlow::Continue(()),
         }
     }
@@ -97,6 +104,36 @@ impl PathSteps {
 
     fn follow<'v, 'a>(&self, count: usize, value: &'v Json<'a>) -> Option<&'v Json<'a>> {
         self.0.iter().take(count).try_fold(value, |value, step| step.select.one(value))
+    }
+
+    /// Takes the steps from this one on, one after the other.
+    fn each<'v, 'a>(
+        &self,
+        at: usize,
+        value: &'v Json<'a>,
+        root: &'v Json<'a>,
+        visitor: &mut dyn FnMut(&'v Json<'a>) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
+        let Some(step) = self.0.get(at) else { return visitor(value) };
+        match (&step.select, value) {
+            (ChildSelector::Keys(keys), Json::Map(map)) => keys
+                .iter()
+                .filter_map(|key| map.get(key))
+                .try_for_each(|child| self.each(at + 1, child, root, visitor)),
+            (ChildSelector::Items(members), Json::List(items)) => {
+                let indices = members.iter().flat_map(|member| member.indices(items.len()));
+                indices
+                    .filter_map(|index| items.get(index))
+                    .try_for_each(|child| self.each(at + 1, child, root, visitor))
+            }
+            (ChildSelector::Key(_) | ChildSelector::Item(_), value) => step
+                .select
+                .one(value)
+                .map_or(ControlFlow::Continue(()), |child| self.each(at + 1, child, root, visitor)),
+            (select, value) => children(value)
+                .filter(|(position, child)| select.selects(*position, child, root))
+                .try_for_each(|(_, child)| self.each(at + 1, child, root, visitor)),
+        }
     }
 
     fn walk<'v, 'a>(
@@ -221,6 +258,29 @@ impl PathStep {
 }
 
 impl ChildSelector {
+    fn repetitions(&self) -> usize {
+        let most = |counts: Vec<usize>| counts.into_iter().max().unwrap_or(1);
+        match self {
+            ChildSelector::Keys(keys) => {
+                most(keys.iter().map(|key| keys.iter().filter(|other| *other == key).count()).collect())
+            }
+            ChildSelector::Items(members) => {
+                // An index from the end, or a slice, may be any of the others.
+                let same =
+                    |at: i64| members.iter().filter(|m| matches!(m, UnionMember::At(b) if *b == at)).count();
+                let (mut fixed, mut moving) = (vec![1], 0);
+                for member in members {
+                    match member {
+                        UnionMember::At(at) if *at >= 0 => fixed.push(same(*at)),
+                        _ => moving += 1,
+                    }
+                }
+                most(fixed) + moving
+            }
+            _ => 1,
+        }
+    }
+
     /// The one child that a definite step takes.
     fn one<'v, 'a>(&self, value: &'v Json<'a>) -> Option<&'v Json<'a>> {
         match (self, value) {
@@ -249,12 +309,26 @@ impl ChildSelector {
 
 impl UnionMember {
     fn selects(&self, index: usize, len: usize) -> bool {
+        let (range, step) = self.range(len);
+        range.contains(&index) && (index - range.start).is_multiple_of(step)
+    }
+
+    /// The indices of a list with this many items, in the order of the list.
+    fn indices(&self, len: usize) -> impl Iterator<Item = usize> + use<> {
+        let (range, step) = self.range(len);
+        range.step_by(step)
+    }
+
+    fn range(&self, len: usize) -> (Range<usize>, usize) {
         match self {
-            UnionMember::At(at) => index_of(*at, len) == Some(index),
+            UnionMember::At(at) => {
+                let at = index_of(*at, len).filter(|at| *at < len);
+                (at.map_or(0..0, |at| at..at + 1), 1)
+            }
             UnionMember::Slice { from, to, step } => {
                 let from = from.map_or(0, |from| bound_of(from, len));
                 let to = to.map_or(len, |to| bound_of(to, len));
-                (from..to).contains(&index) && (index - from).is_multiple_of(*step)
+                (from..to, *step)
             }
         }
     }

@@ -121,12 +121,12 @@ fn expressions_that_are_too_expensive_end_soon_and_name_the_exceeded_limit() {
     let text =
         format!(r#"{{"text":"{}","items":[{items}],"a":{{"a":{{"a":{{"a":1}}}}}}}}"#, "a".repeat(900_000));
     let object = read(&text, &Projection::everything());
-    let variables = CelVariables::new(&object, &Projection::everything(), None);
+    let variables = CelVariables::new(&object, &Projection::everything(), None).unwrap();
     let written = WRITTEN.iter().map(|(text, expected)| ((*text).to_owned(), expected.clone()));
     for (text, expected) in written.chain(built()) {
         let expression = compile(&text);
         let started = Instant::now();
-        let found = expression.evaluate(&variables);
+        let found = expression.evaluate(&variables, super::MAX_BYTES);
         let took = started.elapsed();
         assert_eq!(found, Err(expected), "{text:.200}");
         assert!(took < TIME_LIMIT, "{text:.200} took {took:?}");
@@ -138,7 +138,7 @@ fn operands_that_do_not_fit_are_not_copied_into_errors() {
     let items = vec![r#"{"a":{"b":[1,2,{"c":"x"}]}}"#; 5000].join(",");
     let text = format!(r#"{{"text":"{}","items":[{items}]}}"#, "a".repeat(500_000));
     let object = read(&text, &Projection::everything());
-    let variables = CelVariables::new(&object, &Projection::everything(), None);
+    let variables = CelVariables::new(&object, &Projection::everything(), None).unwrap();
     for wrong in [
         "object + 1",
         "1 + object",
@@ -172,7 +172,7 @@ fn operands_that_do_not_fit_are_not_copied_into_errors() {
     ] {
         let expression = compile(&format!("lists.range(3000).exists(i, [{wrong}] == [i])"));
         let started = Instant::now();
-        drop(expression.evaluate(&variables));
+        drop(expression.evaluate(&variables, super::MAX_BYTES));
         let took = started.elapsed();
         assert!(took < TIME_LIMIT, "{wrong} took {took:?}");
     }

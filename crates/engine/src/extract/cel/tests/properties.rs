@@ -102,7 +102,7 @@ fn an_expression_reads_only_the_parts_that_it_needs() {
 #[test]
 fn an_object_is_selected_only_if_the_expression_is_true() {
     let object = read(OBJECT, &Projection::everything());
-    let variables = CelVariables::new(&object, &crate::json::Projection::everything(), None);
+    let variables = CelVariables::new(&object, &crate::json::Projection::everything(), None).unwrap();
     for (text, expected) in [
         ("object.spec.replicas == 3", true),
         ("object.spec.replicas == 4", false),
@@ -117,9 +117,9 @@ fn an_object_is_selected_only_if_the_expression_is_true() {
         assert_eq!(compile(text).is_true(&variables), expected, "{text}");
     }
     let missing = |error: EvalError| matches!(error, EvalError::NoSuchKey(_) | EvalError::NoSuchIndex(_));
-    assert!(compile("object.nope").evaluate(&variables).is_err_and(missing));
-    assert!(compile("object.spec.tags[9]").evaluate(&variables).is_err_and(missing));
-    assert!(compile("1 / 0").evaluate(&variables).is_err_and(|error| !missing(error)));
+    assert!(compile("object.nope").evaluate(&variables, super::MAX_BYTES).is_err_and(missing));
+    assert!(compile("object.spec.tags[9]").evaluate(&variables, super::MAX_BYTES).is_err_and(missing));
+    assert!(compile("1 / 0").evaluate(&variables, super::MAX_BYTES).is_err_and(|error| !missing(error)));
 }
 
 #[test]

@@ -182,11 +182,11 @@ fn guards_change_no_result() {
             let (object, namespace) =
                 (read(shape, &Projection::everything()), read(NAMESPACE, &Projection::everything()));
             let variables =
-                CelVariables::new(&object, &crate::json::Projection::everything(), Some(&namespace));
+                CelVariables::new(&object, &crate::json::Projection::everything(), Some(&namespace)).unwrap();
             let context = variables.context();
             let plain = cel::Value::resolve_val(&plain.root, &context);
-            if let (Ok(guarded), Ok(plain)) = (guarded.evaluate(&variables), plain)
-                && let Ok(plain) = value::to_json(plain.as_ref())
+            if let (Ok(guarded), Ok(plain)) = (guarded.evaluate(&variables, super::MAX_BYTES), plain)
+                && let Ok(plain) = value::to_json(plain.as_ref(), super::MAX_BYTES)
             {
                 assert_eq!(unordered(&guarded), unordered(&plain), "{text} on {shape}");
                 compared += 1;

@@ -129,9 +129,9 @@ fn deep_texts_are_refused_on_a_small_stack() {
     let compiled = small.spawn(move || {
         let object = crate::json::Json::Null;
         let variables =
-            super::super::CelVariables::new(&object, &crate::json::Projection::everything(), None);
+            super::super::CelVariables::new(&object, &crate::json::Projection::everything(), None).unwrap();
         let compiled: Vec<_> = texts.iter().filter_map(|text| Expression::compile(text).ok()).collect();
-        compiled.iter().for_each(|expression| drop(expression.evaluate(&variables)));
+        compiled.iter().for_each(|expression| drop(expression.evaluate(&variables, super::MAX_BYTES)));
         compiled.len()
     });
     // Signs and connectives do not nest, and 100 levels of most are fine.
