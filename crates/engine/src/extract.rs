@@ -4,6 +4,7 @@
 //! [`CompiledProfile::extract`] runs for every event of every watched object. It reads only the fields that the
 //! profile asks for, never what must stay secret, and every expression has a bound.
 
+mod attribute_path;
 mod cel;
 mod helm;
 mod jsonpath;
@@ -32,6 +33,7 @@ use kollect_model::{
 };
 use serde_json::value::RawValue;
 
+pub use self::attribute_path::AttributePath;
 pub(crate) use self::cel::{CelVariables, Expression};
 use self::{
     cel::EvalError,
@@ -287,6 +289,7 @@ impl CompiledProfile {
             errors.extend(problems);
             None
         });
+        errors.extend(check_metrics(spec));
         if !errors.is_empty() {
             return Err(errors);
         }
@@ -298,7 +301,8 @@ impl CompiledProfile {
             warnings,
             reads_namespace: attributes
                 .iter()
-                .any(|a| matches!(&a.source, AttributeSource::Cel(e) if e.reads_namespace())),
+                .any(|a| matches!(&a.source, AttributeSource::Cel(e) if e.reads_namespace()))
+                || resource.as_ref().is_some_and(CompiledResourceExport::reads_namespace),
             projection: Projection::default(),
             cel: Projection::default(),
             helm: None,
@@ -336,6 +340,11 @@ impl CompiledProfile {
         self.reads_namespace
     }
 
+    /// Whether rows have whole objects.
+    pub fn exports_resources(&self) -> bool {
+        self.resource.is_some()
+    }
+
     /// How much of an object the profile reads.
     pub fn needs(&self) -> ProfileNeeds {
         if self.projection.is_everything() {
@@ -370,11 +379,12 @@ impl CompiledProfile {
         let mut attributes =
             ObjectReading::new(self, &object, namespace.as_ref(), release.as_ref()).attributes(&mut nulls)?;
         if let (Some(resource), Json::Map(fields)) = (&self.resource, object) {
-            let exported = resource.build(fields);
+            let failed = |problem| ExtractError::Attribute { name: resource.name.clone(), problem };
+            let exported = resource.build(fields, namespace.as_ref()).map_err(failed)?;
             if exported.size() > MAX_RESOURCE_BYTES {
                 let problem =
                     format!("the object is larger than {MAX_RESOURCE_BYTES} bytes: prune parts of it");
-                return Err(ExtractError::Attribute { name: resource.name.clone(), problem });
+                return Err(failed(problem));
             }
             attributes.insert(&*resource.name, exported);
         }
@@ -547,6 +557,28 @@ impl std::fmt::Debug for MatchPolicy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("MatchPolicy").field("projection", &self.projection).finish_non_exhaustive()
     }
+}
+
+/// Names of everything that rows of the profile have.
+pub fn attribute_names(spec: &KollectProfileSpec) -> impl Iterator<Item = &str> {
+    let resource = spec.export.as_ref().filter(|export| export.mode == ExportMode::Resource);
+    let attributes = spec.attributes.iter().map(|attribute| attribute.name.as_str());
+    attributes.chain(resource.map(|export| export.as_.as_str()))
+}
+
+/// What is wrong with the series of a profile.
+fn check_metrics(spec: &KollectProfileSpec) -> Vec<SpecError> {
+    let mut errors = Vec::new();
+    for (index, metric) in spec.metrics.iter().enumerate() {
+        let labels = metric.labels.iter().enumerate();
+        let labels = labels.map(|(label, text)| (format!("spec.metrics[{index}].labels[{label}]"), text));
+        for (field, text) in labels.chain([(format!("spec.metrics[{index}].path"), &metric.path)]) {
+            if let Err(problem) = AttributePath::parse(text, attribute_names(spec)) {
+                errors.push(SpecError::new(field, &text.as_str().into(), problem));
+            }
+        }
+    }
+    errors
 }
 
 /// Turns the parts of a spec into their compiled form.

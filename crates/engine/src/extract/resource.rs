@@ -1,12 +1,17 @@
 //! Export of whole objects: which sections, and what is removed from them.
 
+mod jq;
+
 use kollect_model::{
     SpecError,
-    crd::profile::{ExportSections, ResourceExport},
+    crd::profile::{ExportSections, PrunePreset, ResourceExport},
 };
 
 use crate::{
-    extract::jsonpath::Path,
+    extract::{
+        cel::{CelVariables, Expression},
+        jsonpath::Path,
+    },
     json::{Json, JsonMap, Projection},
 };
 
@@ -19,6 +24,23 @@ const MAINTAINED_FIELDS: [&[&str]; 5] = [
     &["metadata", "annotations", "argocd.argoproj.io/tracking-id"],
 ];
 
+/// What the cluster writes into objects, and a person would not keep in Git.
+const WRITTEN_BY_THE_CLUSTER: [&[&str]; 10] = [
+    &["status"],
+    &["metadata", "creationTimestamp"],
+    &["metadata", "deletionTimestamp"],
+    &["metadata", "deletionGracePeriodSeconds"],
+    &["metadata", "ownerReferences"],
+    &["metadata", "selfLink"],
+    &["metadata", "uid"],
+    &["metadata", "annotations", "deployment.kubernetes.io/revision"],
+    &["spec", "clusterIP"],
+    &["spec", "clusterIPs"],
+];
+
+/// The most bytes of pointers that one expression of `prune.cel` may give.
+const MAX_POINTERS: usize = 1 << 20;
+
 /// How an object becomes an attribute.
 #[derive(Debug)]
 pub(crate) struct CompiledResourceExport {
@@ -27,8 +49,11 @@ pub(crate) struct CompiledResourceExport {
     everything: bool,
     without_identity: bool,
     without_maintained_fields: bool,
+    preset: Option<PrunePreset>,
     pointers: Vec<Vec<String>>,
     paths: Vec<Path>,
+    /// Each gives pointers.
+    expressions: Vec<Expression>,
 }
 
 impl CompiledResourceExport {
@@ -36,13 +61,33 @@ impl CompiledResourceExport {
     pub(crate) fn compile(spec: &ResourceExport) -> Result<Self, Vec<SpecError>> {
         let prune = spec.prune.as_ref();
         let mut errors = Vec::new();
-        let mut paths = Vec::new();
+        let (mut paths, mut expressions) = (Vec::new(), Vec::new());
         for (index, text) in prune.iter().flat_map(|prune| &prune.json_paths).enumerate() {
             match Path::parse(text.trim()) {
                 Ok(path) => paths.push(path),
                 Err(error) => {
                     let field = format!("spec.export.prune.jsonPaths[{index}]");
                     errors.push(super::with_caret(field, text, Some(error.at), &error.problem));
+                }
+            }
+        }
+        for (index, text) in prune.iter().flat_map(|prune| &prune.jq_path_expressions).enumerate() {
+            match jq::parse(text) {
+                Ok(path) => paths.push(path),
+                Err(problem) => {
+                    let field = format!("spec.export.prune.jqPathExpressions[{index}]");
+                    errors.push(SpecError::new(field, &text.as_str().into(), problem));
+                }
+            }
+        }
+        for (index, text) in prune.iter().flat_map(|prune| &prune.cel).enumerate() {
+            let text = text.trim();
+            let text = text.strip_prefix("cel:").unwrap_or(text);
+            match Expression::compile(text) {
+                Ok(expression) => expressions.push(expression),
+                Err(error) => {
+                    let field = format!("spec.export.prune.cel[{index}]");
+                    errors.push(super::with_caret(field, text, error.at, &error.problem));
                 }
             }
         }
@@ -62,8 +107,10 @@ impl CompiledResourceExport {
             everything: spec.include == ExportSections::All,
             without_identity: spec.dedupe_identity.unwrap_or(true),
             without_maintained_fields: prune.and_then(|prune| prune.defaults).unwrap_or(true),
+            preset: prune.and_then(|prune| prune.preset),
             pointers: pointers.map(|pointer| segments(pointer)).collect(),
             paths,
+            expressions,
         })
     }
 
@@ -72,26 +119,79 @@ impl CompiledResourceExport {
             projection.take_all();
         }
         self.sections.iter().for_each(|section| projection.key(section).take_all());
+        self.expressions.iter().for_each(|expression| expression.add_reads_to(projection));
     }
 
-    /// What is exported of an object.
-    pub(crate) fn build<'a>(&self, mut object: JsonMap<'a>) -> Json<'a> {
+    pub(crate) fn reads_namespace(&self) -> bool {
+        self.expressions.iter().any(Expression::reads_namespace)
+    }
+
+    /// What is exported of an object, or which expression of `prune.cel` failed: an object that may not be pruned as it was asked for
+    /// is not exported.
+    pub(crate) fn build<'a>(
+        &self,
+        object: JsonMap<'a>,
+        namespace: Option<&Json<'_>>,
+    ) -> Result<Json<'a>, String> {
+        let object = Json::Map(object);
+        let computed = self.computed_pointers(&object, namespace)?;
+        let Json::Map(mut object) = object else { return Err("it is not a map of fields".into()) };
         let kept = |key: &str| {
             self.everything || key == "apiVersion" || key == "kind" || self.sections.contains(&key)
         };
         object.retain(kept);
-        if self.without_identity
-            && let Some(Json::Map(metadata)) = object.get_mut("metadata")
-        {
-            metadata.retain(|key| !matches!(key, "name" | "namespace" | "uid"));
+        if let Some(Json::Map(metadata)) = object.get_mut("metadata") {
+            let minimal = self.preset == Some(PrunePreset::Minimal);
+            metadata.retain(|key| match key {
+                "name" | "namespace" => !self.without_identity,
+                "uid" => !self.without_identity && !minimal,
+                "labels" | "annotations" => true,
+                _ => !minimal,
+            });
         }
         let mut object = Json::Map(object);
         if self.without_maintained_fields {
             MAINTAINED_FIELDS.iter().for_each(|pointer| remove(&mut object, pointer));
         }
-        self.pointers.iter().for_each(|pointer| remove(&mut object, pointer));
+        match self.preset {
+            Some(PrunePreset::Gitops | PrunePreset::Minimal) => {
+                WRITTEN_BY_THE_CLUSTER.iter().for_each(|pointer| remove(&mut object, pointer));
+            }
+            Some(PrunePreset::Status) => remove(&mut object, &["status"]),
+            None => {}
+        }
+        self.pointers.iter().chain(&computed).for_each(|pointer| remove(&mut object, pointer));
         self.paths.iter().for_each(|path| path.remove(&mut object));
-        object
+        Ok(object)
+    }
+
+    /// The pointers that expressions give.
+    fn computed_pointers(
+        &self,
+        object: &Json<'_>,
+        namespace: Option<&Json<'_>>,
+    ) -> Result<Vec<Vec<String>>, String> {
+        let mut pointers = Vec::new();
+        for (index, expression) in self.expressions.iter().enumerate() {
+            let failed = |problem: String| format!("prune.cel[{index}]: {problem}");
+            let mut projection = Projection::default();
+            expression.add_reads_to(&mut projection);
+            let result = CelVariables::new(object, &projection, namespace)
+                .and_then(|variables| expression.evaluate(&variables, MAX_POINTERS))
+                .map_err(|error| failed(error.to_string()))?;
+            let texts = match result {
+                Json::Null => Vec::new(),
+                Json::List(items) => items,
+                text => vec![text],
+            };
+            for text in texts {
+                match text.as_str().filter(|text| text.starts_with('/')) {
+                    Some(pointer) => pointers.push(segments(pointer)),
+                    None => return Err(failed("it must give JSON pointers, such as /spec/replicas".into())),
+                }
+            }
+        }
+        Ok(pointers)
     }
 }
 

@@ -224,6 +224,73 @@ fn whole_objects_are_pruned_in_the_documented_order() {
 }
 
 #[test]
+fn whole_objects_are_pruned_by_presets_paths_of_jq_and_expressions() {
+    let pruned = |prune: Value| exported(json!({ "mode": "Resource", "include": "All", "prune": prune }), object());
+    assert_eq!(
+        pruned(json!({ "preset": "gitops", "jqPathExpressions": [".spec.list[].drop", ".data", ".spec.dbPassword"] })),
+        r#"{"resource":{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"annotations":{"kept":"y"},"labels":{"a":"b"}},"spec":{"list":[{"n":1},{"n":2}],"replicas":3}}}"#
+    );
+    let only_metadata = json!(["/spec", "/data"]);
+    assert_eq!(
+        pruned(json!({ "preset": "status", "jsonPointers": only_metadata })),
+        r#"{"resource":{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"annotations":{"kept":"y"},"labels":{"a":"b"}}}}"#
+    );
+    let with_identity = json!({ "mode": "Resource", "include": "All", "dedupeIdentity": false,
+        "prune": { "preset": "minimal", "defaults": false, "jsonPointers": only_metadata } });
+    assert_eq!(
+        exported(with_identity, object()),
+        r#"{"resource":{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"annotations":{"argocd.argoproj.io/tracking-id":"x","kept":"y"},"labels":{"a":"b"},"name":"web","namespace":"shop"}}}"#
+    );
+    let expressions = json!(["object.spec.list.transformList(i, v, v.n > 1, '/spec/list/' + string(i) + '/n')",
+        "cel:has(object.data) ? '/data' : null", "['/status', '/metadata', '/spec/dbPassword', '/none']"]);
+    assert_eq!(
+        pruned(json!({ "cel": expressions })),
+        r#"{"resource":{"apiVersion":"apps/v1","kind":"Deployment","spec":{"list":[{"drop":1,"n":1},{"drop":2}],"replicas":3}}}"#
+    );
+}
+
+/// What could not be pruned may be what must not be exported.
+#[test]
+fn an_object_whose_pruning_fails_has_no_row() {
+    for (expression, problem) in [
+        ("object.spec.nope", "attribute resource: prune.cel[0]: no such key: nope"),
+        ("object.spec.replicas", "attribute resource: prune.cel[0]: it must give JSON pointers, such as /spec/replicas"),
+    ] {
+        let mut spec = spec("Deployment", json!([]));
+        let export = json!({ "mode": "Resource", "prune": { "cel": [expression] } });
+        spec.export = Some(serde_json::from_value(export).unwrap());
+        let profile = compile(&spec, OptIns::default()).unwrap_or_else(|e| unreachable!("{e:?}"));
+        let error = profile.extract(&profile.gvk, &to_raw_value(&object()).unwrap(), None).unwrap_err();
+        assert_eq!(error.to_string(), problem);
+    }
+}
+
+#[test]
+fn wrong_pruning_and_series_are_refused_with_their_field() {
+    let mut spec = spec("Deployment", json!([{ "name": "a", "path": "$.spec" }]));
+    let prune = json!({ "cel": ["object.("], "jqPathExpressions": [".a | .b"], "jsonPaths": ["$.["] });
+    spec.export = Some(serde_json::from_value(json!({ "mode": "Resource", "prune": prune })).unwrap());
+    spec.metrics = serde_json::from_value(json!([
+        { "name": "m", "path": "a.replicas", "labels": ["resource.spec.tier"] },
+        { "name": "n", "path": "b" }, { "name": "o", "path": "a.list[*]", "labels": ["a["] },
+    ]))
+    .unwrap();
+    let Err(errors) = compile(&spec, OptIns::default()) else { unreachable!("must not compile") };
+    let fields: Vec<&str> = errors.iter().map(|error| error.field.as_str()).collect();
+    assert_eq!(
+        fields,
+        [
+            "spec.export.prune.jsonPaths[0]",
+            "spec.export.prune.jqPathExpressions[0]",
+            "spec.export.prune.cel[0]",
+            "spec.metrics[1].path",
+            "spec.metrics[2].labels[0]",
+            "spec.metrics[2].path",
+        ]
+    );
+}
+
+#[test]
 fn whole_secrets_need_the_opt_in_and_stay_without_data() {
     let mut spec = spec("Secret", json!([]));
     spec.export = Some(serde_json::from_value(json!({ "mode": "Resource", "include": "All" })).unwrap());

@@ -210,6 +210,15 @@ impl RequestedTarget<'_> {
             resolved.faults.append(&mut denied);
         }
         resolved.clipped.append(&mut denied);
+        let denies_resources = |ceiling: &ScopeCeiling| ceiling.allow_resource_export == Some(false);
+        if profile.is_some_and(|profile| profile.exports_resources())
+            && let Some((scope_name, _)) = self.ceilings.scopes.iter().find(|(_, ceiling)| denies_resources(ceiling))
+        {
+            let problem = format!("{scope_name} does not allow profiles with export.mode Resource");
+            resolved.denied = true;
+            let error = SpecError::absent("spec.profileRef", problem);
+            resolved.faults.push(ObjectFault::new(Reason::ScopeGVKDenied, error));
+        }
         if let Some(scope_name) = self.ceilings.denies_static(&self.profile.0) {
             let problem = format!("{scope_name} does not allow profiles of namespace {}", self.profile.0);
             let error = SpecError::absent("spec.profileRef.namespace", problem);

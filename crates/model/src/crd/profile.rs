@@ -44,12 +44,12 @@ pub const ALLOW_FULL_RESOURCE_EXPORT: &str = "kollect.dev/allow-full-resource-ex
         "export.as is also the name of an attribute: rename one of them",
     ),
     (
-        "!has(self.metrics) || self.metrics.all(m, has(self.attributes) && self.attributes.exists(a, a.name == m.path))",
-        "metrics[].path must be the name of one of the attributes",
+        "!has(self.metrics) || has(self.export) || self.metrics.all(m, has(self.attributes) && self.attributes.exists(a, m.path.startsWith(a.name)))",
+        "metrics[].path must be the name of one of the attributes, or a path inside of one",
     ),
     (
-        "!has(self.metrics) || self.metrics.all(m, !has(m.labels) || m.labels.all(l, has(self.attributes) && self.attributes.exists(a, a.name == l)))",
-        "metrics[].labels must be names of attributes",
+        "!has(self.metrics) || has(self.export) || self.metrics.all(m, !has(m.labels) || m.labels.all(l, has(self.attributes) && self.attributes.exists(a, l.startsWith(a.name))))",
+        "metrics[].labels must be names of attributes, or paths inside of them",
     ),
 ])))]
 pub struct KollectProfileSpec {
@@ -180,12 +180,30 @@ pub struct Prune {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), inner(length(min = 1, max = 253)))]
     pub scrub_keys: Vec<String>,
-    /// Reserved; refused until it has an effect.
+    /// A set of fields to remove: gitops, what the cluster writes into an object; status, the status; minimal, that of gitops and all
+    /// metadata but name, namespace, labels and annotations.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preset: Option<PrunePreset>,
+    /// Paths of jq to remove, as far as they are JSONPaths: .spec.template.spec.containers[].env
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), inner(length(max = 8192)), extend("x-kubernetes-validations" = rules(&[
-        ("size(self) == 0", "prune.cel has no effect: use jsonPointers or jsonPaths"),
-    ])))]
+    #[schemars(length(max = 256), inner(length(min = 1, max = 1024)))]
+    pub jq_path_expressions: Vec<String>,
+    /// CEL expressions over object; each gives an RFC 6901 pointer, or a list of them, to remove. One that fails fails the row.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(min = 1, max = 8192)))]
     pub cel: Vec<String>,
+}
+
+/// Sets of fields to remove.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum PrunePreset {
+    /// What the cluster writes: status, and metadata such as creationTimestamp and ownerReferences.
+    Gitops,
+    /// The status.
+    Status,
+    /// That of gitops, and all metadata but name, namespace, labels and annotations.
+    Minimal,
 }
 
 /// A Prometheus series computed from attributes.
@@ -194,10 +212,10 @@ pub struct ProfileMetric {
     /// Name of the series.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// Attribute that is summed.
+    /// Attribute that is summed, or a value inside of one, such as resource.spec.replicas.
     #[schemars(length(min = 1, max = 253))]
     pub path: String,
-    /// Attributes that become labels.
+    /// Attributes, or values inside of them, that become labels.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 5), inner(length(min = 1, max = 253)), extend("x-kubernetes-list-type" = "set"))]
     pub labels: Vec<String>,

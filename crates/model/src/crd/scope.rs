@@ -79,6 +79,9 @@ pub struct ScopeCeiling {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), inner(length(max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")), extend("x-kubernetes-list-type" = "set"))]
     pub denied_namespaces: Vec<String>,
+    /// Whether profiles with export.mode Resource, whose rows have whole objects, may be used. Default true.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allow_resource_export: Option<bool>,
     /// Floor of exportMinInterval; 0s counts as below.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_export_interval: Option<GoDuration>,

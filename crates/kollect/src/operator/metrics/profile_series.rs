@@ -8,6 +8,7 @@ use std::{
     sync::Arc,
 };
 
+use kollect_engine::extract::AttributePath;
 use kollect_model::{
     crd::{profile::ProfileMetric, shapes::Gvk},
     row::Row,
@@ -50,7 +51,16 @@ impl Series {
 }
 
 /// Sums up the rows of all targets of a profile. The result contains `kinds` even without rows.
-pub(super) fn sum(metrics: &[ProfileMetric], kinds: &[Gvk], rows: &[Arc<Row>]) -> BTreeMap<Gvk, KindSeries> {
+pub(super) fn sum(
+    metrics: &[ProfileMetric],
+    attributes: &[String],
+    kinds: &[Gvk],
+    rows: &[Arc<Row>],
+) -> BTreeMap<Gvk, KindSeries> {
+    // A profile with a path that leads nowhere does not compile.
+    let path = |text: &String| AttributePath::parse(text, attributes.iter().map(String::as_str)).ok();
+    let paths: Vec<(Option<AttributePath>, Vec<Option<AttributePath>>)> =
+        metrics.iter().map(|metric| (path(&metric.path), metric.labels.iter().map(path).collect())).collect();
     let empty = || KindSeries { objects: 0, series: metrics.iter().map(Series::new).collect() };
     let mut sums: BTreeMap<Gvk, KindSeries> = kinds.iter().map(|gvk| (gvk.clone(), empty())).collect();
     let mut seen: HashSet<(&str, &str, &str)> = HashSet::new();
@@ -67,14 +77,16 @@ pub(super) fn sum(metrics: &[ProfileMetric], kinds: &[Gvk], rows: &[Arc<Row>]) -
         // Attributes are a JSON object; any other value counts as empty.
         let attributes: BTreeMap<Cow<'_, str>, &RawValue> =
             serde_json::from_str(row.attributes.get()).unwrap_or_default();
-        for (metric, series) in metrics.iter().zip(&mut kind.series) {
-            let Some(number) = attributes.get(&*metric.path).and_then(|value| number(value.get())) else {
-                continue;
-            };
+        let value = |path: &Option<AttributePath>| {
+            let path = path.as_ref()?;
+            path.value(attributes.get(path.attribute())?)
+        };
+        for ((path, labels), series) in paths.iter().zip(&mut kind.series) {
+            let Some(number) = value(path).and_then(|value| number(&value)) else { continue };
             series.sum += number;
             if !series.labels.is_empty() {
-                let value = |name: &String| attributes.get(&**name).map(|value| text(value.get()));
-                let tuple = metric.labels.iter().map(|name| value(name).unwrap_or_default()).collect();
+                let label = |path| value(path).map(|value| text(&value)).unwrap_or_default();
+                let tuple = labels.iter().map(label).collect();
                 *series.tuples.entry(tuple).or_default() += number;
             }
         }

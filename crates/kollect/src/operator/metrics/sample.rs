@@ -36,6 +36,7 @@ struct SampleInput {
     targets: Vec<TargetId>,
     kinds: Vec<Gvk>,
     metrics: Vec<ProfileMetric>,
+    attributes: Vec<String>,
     revision: u64,
 }
 
@@ -81,6 +82,7 @@ impl Samples {
             input.targets.push(target.id.clone());
             input.kinds.extend(target.kinds.iter().cloned());
             input.metrics.clone_from(&target.metrics);
+            input.attributes.clone_from(&target.attributes);
         }
         self.forget(|profile| !profiles.contains_key(profile));
         for (profile, mut input) in profiles {
@@ -104,7 +106,7 @@ impl Samples {
                 continue;
             }
             let all_rows: Vec<_> = input.targets.iter().flat_map(|target| rows.rows(target)).collect();
-            let kinds = profile_series::sum(&input.metrics, &input.kinds, &all_rows);
+            let kinds = profile_series::sum(&input.metrics, &input.attributes, &input.kinds, &all_rows);
             for (name, dropped) in labeled(profile, &kinds) {
                 self.capped.get_or_create(&name).inc_by(dropped);
             }

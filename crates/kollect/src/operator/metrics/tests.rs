@@ -43,6 +43,7 @@ fn target(name: &str, kinds: &[&str]) -> TargetView {
         profile: "team/p".into(),
         kinds: kinds.iter().map(|kind| gvk(kind)).collect(),
         metrics: vec![metric],
+        attributes: vec!["size".into(), "team".into()],
     }
 }
 

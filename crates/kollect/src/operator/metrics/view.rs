@@ -1,5 +1,6 @@
 //! The data of the last resolution that metrics depend on.
 
+use kollect_engine::extract::attribute_names;
 use kollect_model::{
     binding::BindingName,
     crd::{profile::ProfileMetric, shapes::Gvk},
@@ -23,6 +24,8 @@ pub(super) struct TargetView {
     /// The kinds that it collects; empty if it is suspended or invalid.
     pub(super) kinds: Vec<Gvk>,
     pub(super) metrics: Vec<ProfileMetric>,
+    /// Names of the attributes of its rows.
+    pub(super) attributes: Vec<String>,
 }
 
 pub(super) struct InventoryView {
@@ -46,6 +49,7 @@ impl MetricsView {
                 profile: format!("{}/{}", profile.0, profile.1),
                 kinds: kinds.collect(),
                 metrics: spec.map(|spec| spec.metrics.clone()).unwrap_or_default(),
+                attributes: spec.into_iter().flat_map(attribute_names).map(ToOwned::to_owned).collect(),
             })
         });
         let inventories = resolved.inventories.iter().map(|(name, inventory)| InventoryView {

@@ -21,6 +21,10 @@ fn row(target: &str, uid: &str, attributes: Value) -> Arc<Row> {
     Arc::new(Row::new(key, "v1".into(), uid.into(), attributes.into()))
 }
 
+fn names() -> Vec<String> {
+    ["size", "team", "on", "resource"].map(ToOwned::to_owned).into()
+}
+
 fn metric(name: &str, path: &str, labels: &[&str]) -> ProfileMetric {
     let labels = labels.iter().map(ToString::to_string).collect();
     ProfileMetric { name: name.into(), path: path.into(), labels }
@@ -37,7 +41,7 @@ fn numbers_and_strings_that_are_numbers_are_summed_and_nothing_else_is() {
         row("a", "6", json!({ "size": [7] })),
         row("a", "7", json!({})),
     ];
-    let sums = sum(&[metric("bytes", "size", &[])], &[], &rows);
+    let sums = sum(&[metric("bytes", "size", &[])], &names(), &[], &rows);
     let kind = &sums[&gvk()];
     assert_eq!((kind.objects, kind.series[0].sum), (7, 3.5));
     assert!(kind.series[0].tuples.is_empty());
@@ -50,15 +54,15 @@ fn an_object_of_two_targets_counts_once() {
         row("b", "1", json!({ "size": 1 })),
         row("b", "2", json!({ "size": 2 })),
     ];
-    let sums = sum(&[metric("bytes", "size", &[])], &[gvk()], &rows);
+    let sums = sum(&[metric("bytes", "size", &[])], &names(), &[gvk()], &rows);
     assert_eq!((sums[&gvk()].objects, sums[&gvk()].series[0].sum), (2, 3.0));
 }
 
 #[test]
 fn kinds_without_objects_are_zero_and_profiles_without_metrics_are_counted() {
-    let none = sum(&[metric("bytes", "size", &["team"])], &[gvk()], &[]);
+    let none = sum(&[metric("bytes", "size", &["team"])], &names(), &[gvk()], &[]);
     assert_eq!((none[&gvk()].objects, none[&gvk()].series[0].sum), (0, 0.0));
-    let counted = sum(&[], &[gvk()], &[row("a", "1", json!({ "size": 1 }))]);
+    let counted = sum(&[], &names(), &[gvk()], &[row("a", "1", json!({ "size": 1 }))]);
     assert_eq!(counted[&gvk()], KindSeries { objects: 1, series: Vec::new() });
 }
 
@@ -71,7 +75,7 @@ fn sums_are_split_by_labels_and_missing_values_are_empty() {
         row("a", "4", json!({ "size": 8, "team": "y".repeat(500) })),
         row("a", "5", json!({ "team": "without a size" })),
     ];
-    let sums = sum(&[metric("bytes", "size", &["team", "on"])], &[], &rows);
+    let sums = sum(&[metric("bytes", "size", &["team", "on"])], &names(), &[], &rows);
     let series = &sums[&gvk()].series[0];
     let tuple = |team: &str, on: &str| series.tuples.get(&vec![team.to_owned(), on.to_owned()]).copied();
     assert_eq!(series.labels, ["team", "on"]);
@@ -87,7 +91,7 @@ fn the_combinations_that_sort_first_are_kept_and_the_sum_has_all() {
         .rev()
         .map(|number| row("a", &number.to_string(), json!({ "size": 1, "team": format!("{number:04}") })))
         .collect();
-    let sums = sum(&[metric("bytes", "size", &["team"]), metric("plain", "size", &[])], &[], &rows);
+    let sums = sum(&[metric("bytes", "size", &["team"]), metric("plain", "size", &[])], &names(), &[], &rows);
     let [bytes, plain] = &sums[&gvk()].series[..] else { unreachable!() };
     assert_eq!((bytes.tuples.len(), bytes.dropped, plain.dropped), (MAX_TUPLES, 7, 0));
     assert_eq!(bytes.tuples.last_key_value().unwrap().0, &["0199"]);
@@ -106,4 +110,15 @@ fn names_of_labels_are_allowed_and_unique() {
         ["attribute_profile", "attribute_gvk", "attribute_series"]
     );
     assert_eq!(names(&["2nd", "__name__", "größe"]), ["attribute_2nd", "attribute_name__", "gr__e"]);
+}
+
+#[test]
+fn a_value_inside_of_an_attribute_is_summed() {
+    let resource = |replicas: i32| json!({ "resource": { "spec": { "replicas": replicas, "tier": ["a"] } } });
+    let rows = [row("a", "1", resource(2)), row("a", "2", resource(3)), row("a", "3", json!({ "resource": 7 }))];
+    let metric = metric("replicas", "resource.spec.replicas", &["resource.spec.tier[0]"]);
+    let sums = sum(&[metric], &names(), &[], &rows);
+    let series = &sums[&gvk()].series[0];
+    assert_eq!((series.sum, &*series.labels), (5.0, &["resource_spec_tier_0_".to_owned()][..]));
+    assert_eq!(series.tuples, BTreeMap::from([(vec!["a".to_owned()], 5.0)]));
 }
