@@ -1,6 +1,7 @@
 //! Tables of expressions from the specifications, bombs, and what must hold for any expression.
 
 mod bombs;
+mod documented;
 mod language;
 mod libraries;
 mod properties;

@@ -255,6 +255,22 @@ async fn a_spec_that_may_be_a_mistake_gets_a_warning() {
 }
 
 #[tokio::test]
+async fn a_scope_may_forbid_whole_objects() {
+    let whole = json!({ "targetGVK": { "version": "v1", "kind": "Pod" }, "export": { "mode": "Resource" } });
+    let objects = |limits: &Value| {
+        [scope(limits), profile("attributes", "Pod"), object("KollectProfile", "whole", &whole)]
+    };
+    let target = |profile: &str| create("KollectTarget", "t", &json!({ "profileRef": profile }));
+    let test = WebhookTest::of(&objects(&json!({ "allowResourceExport": false })), strict());
+    test.review(target("attributes")).await.allowed(&[]);
+    test.review(target("whole"))
+        .await
+        .denied(403, &["KollectScope limits does not allow profiles with export.mode Resource"]);
+    let test = WebhookTest::of(&objects(&json!({ "deniedNamespaces": ["x"] })), strict());
+    test.review(target("whole")).await.allowed(&[]);
+}
+
+#[tokio::test]
 async fn deletion_and_changes_of_metadata_are_always_allowed() {
     let test =
         WebhookTest::of(&[scope(&json!({ "allowedGVKs": [{ "version": "v1", "kind": "Pod" }] }))], strict());
