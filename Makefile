@@ -40,7 +40,7 @@ messages: tools ## Write the listing of messages that the last `make test` has s
 	cargo run --quiet -p kollect-testbed -- messages write target/messages $(MESSAGES)
 
 .PHONY: test-all
-test-all: test check-features check-simulator ## What runs nightly: all tests, each feature alone, planted faults, the real-server tests again and again; as root also the image
+test-all: test fuzz check-features check-simulator ## What runs nightly: all tests, each feature alone, planted faults, the real-server tests again and again; as root also the image
 	if [ "$$(id -u)" = 0 ]; then $(MAKE) test-image; else echo "not root: run 'sudo make test-image' too"; fi
 	TIMES=100 cargo test -p kollect --test it kubectl_wait_for_exported
 	$(MAKE) soak N=$(or $(N),3)
@@ -85,6 +85,10 @@ soak: server-tools ## The real-server tests again and again: N=20 by default
 simulate: tools ## Random schedules of faults against the operator, without servers: SEEDS=2000 FROM=0 by default, SEED=N for one
 	SEED=$(SEED) CUT=$(CUT) TRACE=$(TRACE) FROM=$(FROM) SEEDS=$(or $(SEEDS),2000) \
 		cargo test --release -p kollect --bin kollect simulate::readers -- --nocapture
+
+.PHONY: fuzz
+fuzz: tools ## Random expressions: the parts that each reads of objects give what the whole objects give: EXPRESSIONS=100000 by default
+	EXPRESSIONS=$(or $(EXPRESSIONS),100000) cargo test --release -p kollect-engine --lib random_expressions
 
 .PHONY: check-simulator
 check-simulator: tools ## Plant faults in the operator, one after the other: the simulator must find each of them

@@ -11,6 +11,7 @@ mod jsonpath;
 #[cfg(test)]
 mod properties;
 mod resource;
+pub mod schema;
 #[cfg(test)]
 mod tests;
 mod types;
@@ -642,11 +643,20 @@ impl ProfileCompiler<'_> {
     }
 }
 
-/// An error about a text, with the text and a caret below the position.
+/// An error about a text, with the line of the position and a caret below it.
 fn with_caret(field: impl Into<String>, text: &str, at: Option<usize>, problem: &str) -> SpecError {
-    let problem = match at {
-        Some(at) => format!("{problem}\n    {}\n    {}^", text.replace(['\n', '\t'], " "), " ".repeat(at)),
-        None => problem.to_owned(),
+    let Some(at) = at else { return SpecError::new(field, &text.into(), problem) };
+    let before: String = text.chars().take(at).collect();
+    let (number, column) = match before.rsplit_once('\n') {
+        Some((earlier, line)) => (earlier.matches('\n').count() + 1, line.chars().count()),
+        None => (0, at),
     };
+    let line = text.split('\n').nth(number).unwrap_or_default().replace('\t', " ");
+    let position = if text.trim_end().contains('\n') {
+        format!(" (line {}, column {})", number + 1, column + 1)
+    } else {
+        String::new()
+    };
+    let problem = format!("{problem}{position}\n    {line}\n    {}^", " ".repeat(column));
     SpecError::new(field, &text.into(), problem)
 }

@@ -10,6 +10,7 @@ mod cluster;
 mod documents;
 mod error_chain;
 mod files;
+mod object_schemas;
 mod operator;
 mod reason;
 mod resolve;

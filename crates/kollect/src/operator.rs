@@ -22,6 +22,7 @@ mod metrics;
 mod objects;
 mod plans;
 mod probe;
+mod profile_warnings;
 mod reconcile;
 mod secrets;
 mod serve;
@@ -102,7 +103,8 @@ async fn operate(args: OperatorArgs) -> anyhow::Result<()> {
     let probes = health::serve(address, health.clone(), leader.watch(), &tasks).await?;
     let (metrics_server, _sampling_task) =
         serve_metrics(&args, &metrics, client.clone(), &tasks).await?.unzip();
-    let admission = webhooks::Admission::new(operator.objects(), operator_policy, args.within());
+    let admission =
+        webhooks::Admission::new(operator.objects(), operator_policy, args.within(), Some(client.clone()));
     let (tenant_mode, http2, webhook_flags) = (args.tenant_mode, args.enable_http2, &args.webhooks);
     let webhooks = match webhook_flags.serve(admission, tenant_mode, http2, (client, &health), &tasks).await {
         Ok(webhooks) => webhooks,

@@ -21,7 +21,9 @@ impl AttributePath {
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
         };
         let Some(name) = names.into_iter().filter(fits).max_by_key(|name| name.len()) else {
-            return Err("must be the name of an attribute, or a path inside of one, such as name.field".into());
+            return Err(
+                "must be the name of an attribute, or a path inside of one, such as name.field".into()
+            );
         };
         let rest = text.strip_prefix(name).unwrap_or_default();
         if rest.is_empty() {

@@ -14,6 +14,7 @@ mod entries;
 mod exact;
 mod failure;
 mod functions;
+mod infer;
 mod lists;
 mod lower;
 mod meter;
@@ -51,6 +52,8 @@ use cel::{
 
 pub(crate) use failure::EvalError;
 use failure::{repeats_numbers, without_numbers};
+pub(crate) use infer::schema_warnings;
+pub(crate) use names::nearest;
 pub(crate) use quantity::is_valid as is_quantity;
 
 use crate::json::{Json, Projection};

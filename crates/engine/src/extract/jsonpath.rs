@@ -14,6 +14,7 @@
 mod condition;
 mod parse;
 mod remove;
+mod schema_check;
 mod steps;
 #[cfg(test)]
 mod tests;

@@ -225,9 +225,12 @@ fn whole_objects_are_pruned_in_the_documented_order() {
 
 #[test]
 fn whole_objects_are_pruned_by_presets_paths_of_jq_and_expressions() {
-    let pruned = |prune: Value| exported(json!({ "mode": "Resource", "include": "All", "prune": prune }), object());
+    let pruned =
+        |prune: Value| exported(json!({ "mode": "Resource", "include": "All", "prune": prune }), object());
     assert_eq!(
-        pruned(json!({ "preset": "gitops", "jqPathExpressions": [".spec.list[].drop", ".data", ".spec.dbPassword"] })),
+        pruned(
+            json!({ "preset": "gitops", "jqPathExpressions": [".spec.list[].drop", ".data", ".spec.dbPassword"] })
+        ),
         r#"{"resource":{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"annotations":{"kept":"y"},"labels":{"a":"b"}},"spec":{"list":[{"n":1},{"n":2}],"replicas":3}}}"#
     );
     let only_metadata = json!(["/spec", "/data"]);
@@ -241,8 +244,11 @@ fn whole_objects_are_pruned_by_presets_paths_of_jq_and_expressions() {
         exported(with_identity, object()),
         r#"{"resource":{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"annotations":{"argocd.argoproj.io/tracking-id":"x","kept":"y"},"labels":{"a":"b"},"name":"web","namespace":"shop"}}}"#
     );
-    let expressions = json!(["object.spec.list.transformList(i, v, v.n > 1, '/spec/list/' + string(i) + '/n')",
-        "cel:has(object.data) ? '/data' : null", "['/status', '/metadata', '/spec/dbPassword', '/none']"]);
+    let expressions = json!([
+        "object.spec.list.transformList(i, v, v.n > 1, '/spec/list/' + string(i) + '/n')",
+        "cel:has(object.data) ? '/data' : null",
+        "['/status', '/metadata', '/spec/dbPassword', '/none']"
+    ]);
     assert_eq!(
         pruned(json!({ "cel": expressions })),
         r#"{"resource":{"apiVersion":"apps/v1","kind":"Deployment","spec":{"list":[{"drop":1,"n":1},{"drop":2}],"replicas":3}}}"#
@@ -254,7 +260,10 @@ fn whole_objects_are_pruned_by_presets_paths_of_jq_and_expressions() {
 fn an_object_whose_pruning_fails_has_no_row() {
     for (expression, problem) in [
         ("object.spec.nope", "attribute resource: prune.cel[0]: no such key: nope"),
-        ("object.spec.replicas", "attribute resource: prune.cel[0]: it must give JSON pointers, such as /spec/replicas"),
+        (
+            "object.spec.replicas",
+            "attribute resource: prune.cel[0]: it must give JSON pointers, such as /spec/replicas",
+        ),
     ] {
         let mut spec = spec("Deployment", json!([]));
         let export = json!({ "mode": "Resource", "prune": { "cel": [expression] } });
@@ -538,4 +547,15 @@ fn an_expression_over_a_huge_object_fails_soon_and_others_still_read_their_parts
     let raw = to_raw_value(&json!({ "first": { "x": 1 }, "many": many })).unwrap();
     let extracted = profile.extract(&profile.gvk, &raw, None).unwrap();
     assert_eq!(extracted.attributes.get(), r#"{"many":150000,"one":1}"#);
+}
+
+#[test]
+fn an_error_in_an_expression_of_several_lines_shows_its_line() {
+    let spec =
+        spec("Pod", json!([{ "name": "a", "path": "cel:object.spec.replicas >\n  objct.x\n  && true\n" }]));
+    let Err(errors) = compile(&spec, OptIns::default()) else { unreachable!("must not compile") };
+    assert_eq!(
+        errors[0].problem,
+        "there is no variable objct: did you mean object? (line 2, column 3)\n      objct.x\n      ^"
+    );
 }

@@ -33,6 +33,20 @@ impl AttributeType {
         })
     }
 
+    /// Its name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::String => "string",
+            Self::Int => "int",
+            Self::Number => "number",
+            Self::Bool => "bool",
+            Self::List => "list",
+            Self::Map => "map",
+            Self::Timestamp => "timestamp",
+            Self::Quantity => "quantity",
+        }
+    }
+
     /// The value in this type, or `None` if something would be lost. Null and the redaction marker have every type. A
     /// path that yields a list stands for its only item.
     pub(crate) fn convert(self, value: Json<'_>, from_list_path: bool) -> Option<Json<'_>> {

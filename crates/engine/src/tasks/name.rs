@@ -20,6 +20,8 @@ pub enum TaskKind {
     Secret,
     /// Makes the plans of the sinks of a namespace.
     Plan,
+    /// Compares profiles with the schemas of their kinds.
+    Schema,
     /// The loop that reconciles all objects of the operator.
     Loop,
     /// Finds out which kinds the cluster serves.
@@ -38,8 +40,8 @@ pub enum TaskKind {
 
 impl TaskKind {
     /// Those that are started again after a panic; the others are core tasks.
-    pub const RESTARTED: [Self; 6] =
-        [Self::Watch, Self::Binding, Self::Cleaning, Self::Probe, Self::Secret, Self::Plan];
+    pub const RESTARTED: [Self; 7] =
+        [Self::Watch, Self::Binding, Self::Cleaning, Self::Probe, Self::Secret, Self::Plan, Self::Schema];
 
     /// The text in labels and logs.
     pub fn label(self) -> &'static str {
@@ -50,6 +52,7 @@ impl TaskKind {
             Self::Probe => "probe",
             Self::Secret => "secret",
             Self::Plan => "plan",
+            Self::Schema => "schema",
             Self::Loop => "loop",
             Self::Discovery => "discovery",
             Self::Objects => "objects",

@@ -30,7 +30,7 @@ use tokio::time;
 use super::{
     common_args::{BLIND, CommonArgs, INTERRUPTED, Problems, finish, refuse, start},
     deliver::{BoundInventory, OutSink, RunDestination, unwritten},
-    manifests::{RequestedRun, RunInventory},
+    manifests::{LabelledProfile, RequestedRun, RunInventory},
     print::{self, OutputFormat, printed},
     progress,
 };
@@ -79,12 +79,13 @@ struct CollectRun {
     args: CollectArgs,
     targets: Vec<Arc<Target>>,
     inventories: Vec<BoundInventory>,
+    profiles: Vec<LabelledProfile>,
 }
 
 impl CollectRun {
     /// Checks everything that can be checked before objects are read.
     fn prepare(args: CollectArgs) -> Result<Self, Vec<String>> {
-        let (RequestedRun { targets, inventories, .. }, mut problems) = args.input.load();
+        let (RequestedRun { targets, inventories, profiles, .. }, mut problems) = args.input.load();
         if !args.from.is_empty() {
             let selectors = targets.iter().flat_map(|target| target.selection.field_selectors());
             let refuse = |selector: &str| {
@@ -95,7 +96,7 @@ impl CollectRun {
             problems.extend(selectors.map(refuse));
         }
         match args.out.bind(inventories, args.output.is_some()) {
-            Ok(inventories) if problems.is_empty() => Ok(Self { args, targets, inventories }),
+            Ok(inventories) if problems.is_empty() => Ok(Self { args, targets, inventories, profiles }),
             Ok(_) => Err(problems),
             Err(found) => Err(problems.into_iter().chain(found).collect()),
         }
@@ -104,6 +105,7 @@ impl CollectRun {
     async fn run(self) -> anyhow::Result<ExitCode> {
         let (source, owner): (Arc<dyn WatchSource>, Option<String>) = if self.args.from.is_empty() {
             let source = self.args.input.connect().await?;
+            self.args.input.warn_about(&self.profiles, &source).await;
             let owner = source.id.clone();
             (Arc::new(source), Some(owner))
         } else {

@@ -25,10 +25,10 @@ use kollect_model::{
 };
 
 use super::{
-    manifests::{self, RequestedRun},
+    manifests::{self, LabelledProfile, RequestedRun},
     print::{OUTPUT_CLOSED, OutputClosed},
 };
-use crate::{cluster::ClusterSource, error_chain::chain_text, resolve::OperatorPolicy};
+use crate::{cluster::ClusterSource, error_chain::chain_text, object_schemas, resolve::OperatorPolicy};
 
 /// The input is wrong; nothing was collected.
 const BAD_INPUT: u8 = 2;
@@ -102,6 +102,15 @@ impl CommonArgs {
 
     pub(crate) async fn connect(&self) -> anyhow::Result<ClusterSource> {
         ClusterSource::connect(self.kubeconfig.as_deref(), self.context.as_deref()).await
+    }
+
+    /// Prints what the schemas of their kinds show about profiles.
+    pub(crate) async fn warn_about(&self, profiles: &[LabelledProfile], source: &ClusterSource) {
+        for (label, spec) in profiles {
+            for warning in object_schemas::warnings(&source.client(), spec).await {
+                eprintln!("warning: {label}: {warning}");
+            }
+        }
     }
 
     pub(crate) fn settings(&self, follow: bool) -> CollectSettings {

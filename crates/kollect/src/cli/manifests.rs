@@ -20,6 +20,7 @@ use kollect_model::{
     binding::SinkName,
     crd::{
         GROUP, KollectConnectionTest, KollectDatabaseSink, KollectEventSink, KollectSnapshotSink, VERSION,
+        profile::KollectProfileSpec,
     },
     row::TargetId,
     sink::SinkSpec,
@@ -74,6 +75,9 @@ pub(crate) struct RunInventory {
     pub(crate) sinks: Vec<RunSink>,
 }
 
+/// A profile, and what messages call it.
+pub(crate) type LabelledProfile = (String, KollectProfileSpec);
+
 /// What the manifests ask for.
 #[derive(Default)]
 pub(crate) struct RequestedRun {
@@ -81,6 +85,7 @@ pub(crate) struct RequestedRun {
     pub(crate) inventories: Vec<RunInventory>,
     /// Notes for the user: what was left out, and what else is not a problem.
     pub(crate) notes: Vec<String>,
+    pub(crate) profiles: Vec<LabelledProfile>,
 }
 
 /// Loads manifests. Returns what they ask for, as far as they can be read, and every problem. If there is a problem

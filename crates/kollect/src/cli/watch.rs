@@ -29,7 +29,7 @@ use tokio::time;
 use super::{
     common_args::{CommonArgs, Problems, finish, refuse, start},
     deliver::{self, BoundInventory, OutSink, unwritten},
-    manifests::RequestedRun,
+    manifests::{LabelledProfile, RequestedRun},
     print::printed,
     progress,
 };
@@ -64,9 +64,9 @@ enum WatchOutput {
 
 /// `kollect watch`
 pub(crate) fn run(args: &WatchArgs) -> ExitCode {
-    let (RequestedRun { targets, inventories, .. }, mut problems) = args.input.load();
+    let (RequestedRun { targets, inventories, profiles, .. }, mut problems) = args.input.load();
     match args.out.bind(inventories, args.output.is_some()) {
-        Ok(inventories) if problems.is_empty() => finish(watch(args, targets, inventories)),
+        Ok(inventories) if problems.is_empty() => finish(watch(args, targets, inventories, profiles)),
         Ok(_) => refuse(&problems),
         Err(found) => {
             problems.extend(found);
@@ -79,11 +79,13 @@ async fn watch(
     args: &WatchArgs,
     targets: Vec<Arc<Target>>,
     inventories: Vec<BoundInventory>,
+    profiles: Vec<LabelledProfile>,
 ) -> anyhow::Result<ExitCode> {
     if let Some(note) = unwritten(&inventories).filter(|_| args.output.is_some()) {
         eprintln!("{note}");
     }
     let source = Arc::new(args.input.connect().await?);
+    args.input.warn_about(&profiles, &source).await;
     let tasks = Tasks::default();
     let _kinds = tasks.core(TaskKind::Discovery.into(), source.clone().follow_kinds());
     let problems = Problems::of_objects();

@@ -52,6 +52,7 @@ use super::{
     objects::{ObjectCache, ObjectKey, ObjectWatches, requested_at},
     plans::SinkPlanner,
     probe::{Probed, Probes},
+    profile_warnings::ProfileWarnings,
     secrets::SecretWatches,
     status_writer::StatusWriter,
     take_over::{self, TakeOverRequests},
@@ -95,6 +96,7 @@ pub(crate) struct Operator {
     /// `None` unless this process leads: only the leader writes.
     deliveries: Option<Deliveries>,
     probes: Probes,
+    profile_warnings: ProfileWarnings,
     writer: StatusWriter,
     resolution: Option<Arc<Resolution>>,
     /// The resolution with which all statuses were last checked.
@@ -174,6 +176,7 @@ impl Operator {
         let client = source.client();
         let watch_source: Arc<dyn WatchSource> = source.clone();
         let planner = SinkPlanner::new(tasks.clone());
+        let profile_warnings = ProfileWarnings::new(client.clone(), tasks.clone());
         let watched = within.clone().map_or(Visibility::Everything, Visibility::Within);
         // Lists that start here are not older than a term that has begun.
         let listed_in_term = leadership.borrow().term();
@@ -202,6 +205,7 @@ impl Operator {
             binding_states,
             deliveries: None,
             probes: Probes::new(tasks.clone()),
+            profile_warnings,
             resolution: None,
             checked: None,
             delivered_destinations: BTreeMap::new(),

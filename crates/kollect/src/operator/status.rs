@@ -30,7 +30,11 @@ use kollect_engine::{
 };
 use kollect_model::{
     SpecError,
-    crd::{profile::ProfileStatus, shapes::Condition, target::TargetStatus},
+    crd::{
+        profile::{KollectProfileSpec, ProfileStatus},
+        shapes::Condition,
+        target::TargetStatus,
+    },
     row::TargetId,
 };
 use tokio::time::Instant;
@@ -40,6 +44,7 @@ use super::{
     bindings::{Bindings, binding_name},
     conditions::Conditions,
     objects::{ObjectCache, requested_at},
+    profile_warnings::ProfileWarnings,
     reconcile::ObjectLinks,
 };
 use crate::{
@@ -58,6 +63,7 @@ pub(crate) struct StatusInputs<'a> {
     pub(crate) namespaces: Option<Arc<Namespaces>>,
     pub(crate) binding_states: &'a BindingStates,
     pub(crate) bindings: &'a Bindings,
+    pub(crate) profile_warnings: &'a ProfileWarnings,
     pub(crate) operator_policy: &'a OperatorPolicy,
     /// The namespaces that the operator watches, or everything.
     pub(crate) watched: &'a Visibility,
@@ -92,6 +98,9 @@ fn first_fault<F: ToString>(faults: &[F]) -> String {
         more => format!("{first} (and {} more)", more - 1),
     }
 }
+
+/// How soon a profile is looked at again while it is compared with the schema of its kind.
+const SCHEMA_CHECK: Duration = Duration::from_secs(1);
 
 /// A number with its noun.
 fn counted(number: usize, one: &str, many: &str) -> String {
@@ -128,6 +137,7 @@ impl StatusInputs<'_> {
     pub(crate) fn profile(
         &self,
         name: &ObjectName,
+        spec: &KollectProfileSpec,
         metadata: &ObjectMeta,
         before: &[Condition],
         errors: Option<&[SpecError]>,
@@ -137,7 +147,16 @@ impl StatusInputs<'_> {
             None => {
                 let users = self.links.targets_of(name).len();
                 let noun = if users == 1 { "target uses" } else { "targets use" };
-                conditions.ready(Reason::Compiled, format!("all expressions compile; {users} {noun} it"));
+                let warnings = self.profile_warnings.of(name, spec);
+                if warnings.is_none() {
+                    self.check_again_at(Instant::now() + SCHEMA_CHECK);
+                }
+                let warned = match warnings.as_deref() {
+                    None | Some([]) => String::new(),
+                    Some(warnings) => format!("; warning: {}", first_fault(warnings)),
+                };
+                conditions
+                    .ready(Reason::Compiled, format!("all expressions compile; {users} {noun} it{warned}"));
             }
             Some(errors) => conditions.degraded(Reason::InvalidSpec, first_fault(errors), true),
         }

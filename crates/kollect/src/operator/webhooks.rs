@@ -35,6 +35,7 @@ use super::{
     serve::{HttpServer, Limits, ListenEndpoint, ServedCertificate, ServerNotice, ServerTls},
 };
 use crate::{
+    object_schemas,
     resolve::OperatorPolicy,
     schema::{self, KindSchema},
 };
@@ -170,6 +171,8 @@ pub(crate) struct Admission {
     within: Option<Arc<BTreeSet<Arc<str>>>>,
     /// How long a review waits for the first lists.
     first_lists_timeout: Duration,
+    /// For schemas of kinds; tests have none.
+    client: Option<Client>,
 }
 
 impl Admission {
@@ -177,9 +180,11 @@ impl Admission {
         objects: Arc<ObjectWatches>,
         operator_policy: Arc<OperatorPolicy>,
         within: Option<BTreeSet<Arc<str>>>,
+        client: Option<Client>,
     ) -> Self {
         Self {
             objects,
+            client,
             operator_policy,
             within: within.map(Arc::new),
             first_lists_timeout: FIRST_LISTS_TIMEOUT,
@@ -223,14 +228,30 @@ impl Admission {
         }
         let cache = self.objects.cache();
         let (operator_policy, within) = (self.operator_policy.clone(), self.within.clone());
+        let schema_warnings = self.schema_warnings(&review).await;
         run_blocking(kind, move || {
-            let result = ObjectCheck::new(kind, &cache, &operator_policy, within.as_deref()).check(&review);
+            let mut result =
+                ObjectCheck::new(kind, &cache, &operator_policy, within.as_deref()).check(&review);
+            if result.problems.is_empty() {
+                result.warnings.extend(schema_warnings);
+            }
             let ReviewResult { problems, warnings } = &result;
             // The content of the object is not logged.
             debug!(kind = kind.name, problems = problems.len(), warnings = warnings.len(), "reviewed");
             review.respond(result)
         })
         .await
+    }
+}
+
+impl Admission {
+    /// What the schema of its kind shows about a profile.
+    async fn schema_warnings(&self, review: &ObjectReview) -> Vec<String> {
+        let Some(client) = self.client.as_ref().filter(|_| review.object["kind"] == "KollectProfile") else {
+            return Vec::new();
+        };
+        let Ok(spec) = serde_json::from_value(review.object["spec"].clone()) else { return Vec::new() };
+        object_schemas::warnings(client, &spec).await.iter().map(ToString::to_string).collect()
     }
 }
 

@@ -212,7 +212,8 @@ impl RequestedTarget<'_> {
         resolved.clipped.append(&mut denied);
         let denies_resources = |ceiling: &ScopeCeiling| ceiling.allow_resource_export == Some(false);
         if profile.is_some_and(|profile| profile.exports_resources())
-            && let Some((scope_name, _)) = self.ceilings.scopes.iter().find(|(_, ceiling)| denies_resources(ceiling))
+            && let Some((scope_name, _)) =
+                self.ceilings.scopes.iter().find(|(_, ceiling)| denies_resources(ceiling))
         {
             let problem = format!("{scope_name} does not allow profiles with export.mode Resource");
             resolved.denied = true;

@@ -230,6 +230,11 @@ fn kubectl_prints_errors_for_invalid_objects_and_warnings_for_questionable_ones(
         }))
         .assert_allowed(&["spec.attributes[0].path", "spec.attributes[1].type"]);
     test.apply("KollectProfile", "pods", profile_of("Pod")).assert_allowed(&[]);
+    // The API server's own schema of Pods knows no such field.
+    let mut misspelt = profile_of("Pod");
+    misspelt["attributes"][0]["path"] = json!("cel:object.spec.nodeNam");
+    test.apply("KollectProfile", "misspelt", misspelt)
+        .assert_allowed(&["the schema has no field nodeNam here: did you mean nodeName?"]);
     let mut secrets = profile_of("Secret");
     secrets["attributes"][0]["path"] = json!("$.data.password");
     test.apply("KollectProfile", "secrets", secrets)

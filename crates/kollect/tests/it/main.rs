@@ -20,4 +20,5 @@ mod postgres;
 mod program;
 mod reference;
 mod scale;
+mod schemas;
 mod watch;

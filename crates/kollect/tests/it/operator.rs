@@ -17,6 +17,7 @@ mod namespaces;
 mod network;
 mod outdated_api_server;
 mod preview;
+mod profile_warnings;
 mod reach;
 mod readers;
 mod recovery;

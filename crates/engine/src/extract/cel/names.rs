@@ -200,7 +200,7 @@ pub(super) fn is_unavailable(name: &str) -> bool {
 }
 
 /// The known name that a misspelt one most likely means.
-pub(super) fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<&'n str> {
+pub(crate) fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<&'n str> {
     let lower = name.to_lowercase();
     let allowed = if name.len() < 5 { 1 } else { 2 };
     known

@@ -72,6 +72,10 @@ impl PathSteps {
         Self(steps)
     }
 
+    pub(super) fn iter(&self) -> impl Iterator<Item = &PathStep> {
+        self.0.iter()
+    }
+
     /// How often the unions may lead to the same value.
     pub(super) fn repetitions(&self) -> usize {
         self.0.iter().map(|step| step.select.repetitions()).fold(1, usize::saturating_mul)

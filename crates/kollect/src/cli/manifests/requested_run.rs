@@ -54,6 +54,10 @@ impl Manifests {
             self.problems.push("the manifests hold no KollectTarget or KollectClusterTarget: add one".into());
         }
         run.notes = std::mem::take(&mut self.notes);
+        let profiles = self.object_set.profiles.iter();
+        let labelled =
+            profiles.map(|(name, profile)| (self.label("KollectProfile", name), profile.spec.clone()));
+        run.profiles = labelled.collect();
         run
     }
 

@@ -45,6 +45,7 @@ impl Operator {
             namespaces: self.collector.namespaces().borrow().clone(),
             binding_states: &self.binding_states,
             bindings: &self.bindings,
+            profile_warnings: &self.profile_warnings,
             operator_policy: &self.policy,
             watched: self.bindings.watched(),
             led_since: self.led_since,
@@ -56,6 +57,7 @@ impl Operator {
         if everything {
             self.due_checks.clear();
             self.unexported.clear();
+            self.profile_warnings.retain(|name| cache.profiles().contains_key(name));
             self.writer.retain(|key| keys.contains(key) || key.0 == "KollectConnectionTest");
         }
         let mut desired = Vec::new();
@@ -164,7 +166,7 @@ fn profile(view: &StatusInputs<'_>, (kind, name): &ObjectKey) -> Option<Computed
     let before = profile.status.clone().unwrap_or_default();
     let errors = compiled.as_ref().err().map(Vec::as_slice);
     let metadata = &profile.metadata;
-    let after = view.profile(name, metadata, &before.conditions, errors);
+    let after = view.profile(name, &profile.spec, metadata, &before.conditions, errors);
     Some(ComputedStatus::of(
         &after.conditions,
         metadata.generation,

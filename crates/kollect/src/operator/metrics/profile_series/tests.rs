@@ -115,7 +115,8 @@ fn names_of_labels_are_allowed_and_unique() {
 #[test]
 fn a_value_inside_of_an_attribute_is_summed() {
     let resource = |replicas: i32| json!({ "resource": { "spec": { "replicas": replicas, "tier": ["a"] } } });
-    let rows = [row("a", "1", resource(2)), row("a", "2", resource(3)), row("a", "3", json!({ "resource": 7 }))];
+    let rows =
+        [row("a", "1", resource(2)), row("a", "2", resource(3)), row("a", "3", json!({ "resource": 7 }))];
     let metric = metric("replicas", "resource.spec.replicas", &["resource.spec.tier[0]"]);
     let sums = sum(&[metric], &names(), &[], &rows);
     let series = &sums[&gvk()].series[0];

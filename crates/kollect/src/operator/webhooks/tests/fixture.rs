@@ -145,7 +145,7 @@ impl WebhookTest {
     fn start(source: Source, operator_policy: OperatorPolicy, within: Option<BTreeSet<Arc<str>>>) -> Self {
         let source: Arc<dyn WatchSource> = Arc::new(source);
         let objects = Arc::new(ObjectWatches::follow(source, within.clone(), Tasks::default()));
-        Self(Admission::new(objects, Arc::new(operator_policy), within))
+        Self(Admission::new(objects, Arc::new(operator_policy), within, None))
     }
 
     pub(super) async fn post(&self, path: &str, body: String) -> (StatusCode, String) {
