@@ -103,8 +103,12 @@ async fn operate(args: OperatorArgs) -> anyhow::Result<()> {
     let probes = health::serve(address, health.clone(), leader.watch(), &tasks).await?;
     let (metrics_server, _sampling_task) =
         serve_metrics(&args, &metrics, client.clone(), &tasks).await?.unzip();
-    let admission =
-        webhooks::Admission::new(operator.objects(), operator_policy, args.within(), Some(client.clone()));
+    let admission = webhooks::Admission::new(
+        operator.objects(),
+        operator_policy,
+        args.within(),
+        Some(operator.schemas()),
+    );
     let (tenant_mode, http2, webhook_flags) = (args.tenant_mode, args.enable_http2, &args.webhooks);
     let webhooks = match webhook_flags.serve(admission, tenant_mode, http2, (client, &health), &tasks).await {
         Ok(webhooks) => webhooks,

@@ -25,7 +25,7 @@ const MAINTAINED_FIELDS: [&[&str]; 5] = [
 ];
 
 /// What the cluster writes into objects, and a person would not keep in Git.
-const WRITTEN_BY_THE_CLUSTER: [&[&str]; 10] = [
+const WRITTEN_BY_THE_CLUSTER: [&[&str]; 8] = [
     &["status"],
     &["metadata", "creationTimestamp"],
     &["metadata", "deletionTimestamp"],
@@ -34,12 +34,14 @@ const WRITTEN_BY_THE_CLUSTER: [&[&str]; 10] = [
     &["metadata", "selfLink"],
     &["metadata", "uid"],
     &["metadata", "annotations", "deployment.kubernetes.io/revision"],
-    &["spec", "clusterIP"],
-    &["spec", "clusterIPs"],
 ];
 
-/// The most bytes of pointers that one expression of `prune.cel` may give.
-const MAX_POINTERS: usize = 1 << 20;
+/// Addresses of a Service that the cluster has chosen.
+const ADDRESSES: [&[&str]; 2] = [&["spec", "clusterIP"], &["spec", "clusterIPs"]];
+
+/// The most bytes of pointers that one expression of `prune.cel` may give, and how many all of them may.
+const MAX_POINTER_BYTES: usize = 1 << 20;
+const MAX_POINTERS: usize = 1000;
 
 /// How an object becomes an attribute.
 #[derive(Debug)]
@@ -156,6 +158,12 @@ impl CompiledResourceExport {
         match self.preset {
             Some(PrunePreset::Gitops | PrunePreset::Minimal) => {
                 WRITTEN_BY_THE_CLUSTER.iter().for_each(|pointer| remove(&mut object, pointer));
+                // A Service without an address is one that a person asked for.
+                let address =
+                    object.get("spec").and_then(|spec| spec.get("clusterIP")).and_then(Json::as_str);
+                if address != Some("None") {
+                    ADDRESSES.iter().for_each(|pointer| remove(&mut object, pointer));
+                }
             }
             Some(PrunePreset::Status) => remove(&mut object, &["status"]),
             None => {}
@@ -177,13 +185,16 @@ impl CompiledResourceExport {
             let mut projection = Projection::default();
             expression.add_reads_to(&mut projection);
             let result = CelVariables::new(object, &projection, namespace)
-                .and_then(|variables| expression.evaluate(&variables, MAX_POINTERS))
+                .and_then(|variables| expression.evaluate(&variables, MAX_POINTER_BYTES))
                 .map_err(|error| failed(error.to_string()))?;
             let texts = match result {
                 Json::Null => Vec::new(),
                 Json::List(items) => items,
                 text => vec![text],
             };
+            if pointers.len() + texts.len() > MAX_POINTERS {
+                return Err(failed(format!("more than {MAX_POINTERS} pointers")));
+            }
             for text in texts {
                 match text.as_str().filter(|text| text.starts_with('/')) {
                     Some(pointer) => pointers.push(segments(pointer)),

@@ -153,6 +153,11 @@ impl<'s> Shape<'s> {
         Self { schema, ..self }
     }
 
+    /// Whether both are the same part of the same document.
+    pub(super) fn is_same(self, other: Self) -> bool {
+        std::ptr::eq(self.schema, other.schema)
+    }
+
     pub(super) fn kind(self) -> ShapeKind<'s> {
         let schema = self.schema;
         let is_either = schema["x-kubernetes-int-or-string"] == true

@@ -28,7 +28,9 @@ use super::{
     manifests::{self, LabelledProfile, RequestedRun},
     print::{OUTPUT_CLOSED, OutputClosed},
 };
-use crate::{cluster::ClusterSource, error_chain::chain_text, object_schemas, resolve::OperatorPolicy};
+use crate::{
+    cluster::ClusterSource, error_chain::chain_text, object_schemas::ObjectSchemas, resolve::OperatorPolicy,
+};
 
 /// The input is wrong; nothing was collected.
 const BAD_INPUT: u8 = 2;
@@ -106,10 +108,10 @@ impl CommonArgs {
 
     /// Prints what the schemas of their kinds show about profiles.
     pub(crate) async fn warn_about(&self, profiles: &[LabelledProfile], source: &ClusterSource) {
-        for (label, spec) in profiles {
-            for warning in object_schemas::warnings(&source.client(), spec).await {
-                eprintln!("warning: {label}: {warning}");
-            }
+        let schemas = ObjectSchemas::new(source.client());
+        let checks = profiles.iter().map(|(_, spec)| schemas.warnings(spec));
+        for ((label, _), warnings) in profiles.iter().zip(futures::future::join_all(checks).await) {
+            warnings.iter().flatten().for_each(|warning| eprintln!("warning: {label}: {warning}"));
         }
     }
 

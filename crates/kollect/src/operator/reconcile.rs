@@ -59,6 +59,7 @@ use super::{
 };
 use crate::{
     cluster::ClusterSource,
+    object_schemas::ObjectSchemas,
     resolve::{
         BoundSink, CompiledObjects, Family, InventoryName, ObjectName, ObjectSet, OperatorPolicy, Resolved,
     },
@@ -176,7 +177,7 @@ impl Operator {
         let client = source.client();
         let watch_source: Arc<dyn WatchSource> = source.clone();
         let planner = SinkPlanner::new(tasks.clone());
-        let profile_warnings = ProfileWarnings::new(client.clone(), tasks.clone());
+        let profile_warnings = ProfileWarnings::new(ObjectSchemas::new(client.clone()), tasks.clone());
         let watched = within.clone().map_or(Visibility::Everything, Visibility::Within);
         // Lists that start here are not older than a term that has begun.
         let listed_in_term = leadership.borrow().term();
@@ -227,6 +228,11 @@ impl Operator {
     /// The objects of Kollect that it watches.
     pub(crate) fn objects(&self) -> Arc<ObjectWatches> {
         self.objects.clone()
+    }
+
+    /// Schemas of the kinds of the cluster.
+    pub(crate) fn schemas(&self) -> ObjectSchemas {
+        self.profile_warnings.schemas()
     }
 
     /// Id of the cluster.

@@ -44,7 +44,7 @@ use super::{
     bindings::{Bindings, binding_name},
     conditions::Conditions,
     objects::{ObjectCache, requested_at},
-    profile_warnings::ProfileWarnings,
+    profile_warnings::{FoundWarnings, ProfileWarnings},
     reconcile::ObjectLinks,
 };
 use crate::{
@@ -99,8 +99,16 @@ fn first_fault<F: ToString>(faults: &[F]) -> String {
     }
 }
 
-/// How soon a profile is looked at again while it is compared with the schema of its kind.
-const SCHEMA_CHECK: Duration = Duration::from_secs(1);
+/// What comes before the warning in the message of a profile.
+const WARNING: &str = "; warning: ";
+
+/// The warning in the message of the same generation: it stays while the profile is checked again after a start.
+fn warning_before(before: &[Condition], generation: Option<i64>) -> String {
+    let ready = before.iter().find(|condition| condition.type_ == "Ready");
+    let ready = ready.filter(|condition| condition.observed_generation == generation);
+    let warning = ready.and_then(|condition| condition.message.split_once(WARNING));
+    warning.map_or_else(String::new, |(_, warning)| format!("{WARNING}{warning}"))
+}
 
 /// A number with its noun.
 fn counted(number: usize, one: &str, many: &str) -> String {
@@ -147,13 +155,15 @@ impl StatusInputs<'_> {
             None => {
                 let users = self.links.targets_of(name).len();
                 let noun = if users == 1 { "target uses" } else { "targets use" };
-                let warnings = self.profile_warnings.of(name, spec);
-                if warnings.is_none() {
-                    self.check_again_at(Instant::now() + SCHEMA_CHECK);
-                }
-                let warned = match warnings.as_deref() {
-                    None | Some([]) => String::new(),
-                    Some(warnings) => format!("; warning: {}", first_fault(warnings)),
+                let warned = match self.profile_warnings.of(name, spec) {
+                    FoundWarnings::Known(warnings) if !warnings.is_empty() => {
+                        format!("{WARNING}{}", first_fault(&warnings))
+                    }
+                    FoundWarnings::Known(_) | FoundWarnings::Unknown => String::new(),
+                    FoundWarnings::Pending(time) => {
+                        self.check_again_at(Instant::now() + time);
+                        warning_before(before, metadata.generation)
+                    }
                 };
                 conditions
                     .ready(Reason::Compiled, format!("all expressions compile; {users} {noun} it{warned}"));

@@ -35,7 +35,7 @@ use super::{
     serve::{HttpServer, Limits, ListenEndpoint, ServedCertificate, ServerNotice, ServerTls},
 };
 use crate::{
-    object_schemas,
+    object_schemas::ObjectSchemas,
     resolve::OperatorPolicy,
     schema::{self, KindSchema},
 };
@@ -171,8 +171,8 @@ pub(crate) struct Admission {
     within: Option<Arc<BTreeSet<Arc<str>>>>,
     /// How long a review waits for the first lists.
     first_lists_timeout: Duration,
-    /// For schemas of kinds; tests have none.
-    client: Option<Client>,
+    /// Schemas of kinds; tests have none.
+    schemas: Option<ObjectSchemas>,
 }
 
 impl Admission {
@@ -180,11 +180,11 @@ impl Admission {
         objects: Arc<ObjectWatches>,
         operator_policy: Arc<OperatorPolicy>,
         within: Option<BTreeSet<Arc<str>>>,
-        client: Option<Client>,
+        schemas: Option<ObjectSchemas>,
     ) -> Self {
         Self {
             objects,
-            client,
+            schemas,
             operator_policy,
             within: within.map(Arc::new),
             first_lists_timeout: FIRST_LISTS_TIMEOUT,
@@ -247,11 +247,13 @@ impl Admission {
 impl Admission {
     /// What the schema of its kind shows about a profile.
     async fn schema_warnings(&self, review: &ObjectReview) -> Vec<String> {
-        let Some(client) = self.client.as_ref().filter(|_| review.object["kind"] == "KollectProfile") else {
+        let Some(schemas) = self.schemas.as_ref().filter(|_| review.object["kind"] == "KollectProfile")
+        else {
             return Vec::new();
         };
         let Ok(spec) = serde_json::from_value(review.object["spec"].clone()) else { return Vec::new() };
-        object_schemas::warnings(client, &spec).await.iter().map(ToString::to_string).collect()
+        let warnings = schemas.warnings(&spec).await.unwrap_or_default();
+        warnings.iter().map(ToString::to_string).collect()
     }
 }
 

@@ -138,7 +138,7 @@ spec: { type: postgres, nope: 1, postgres: { databaseRef: { name: gone }, table:
         "KollectInventory all: spec.targetRefs[1] = \"gone\": no KollectTarget gone",
         "KollectDatabaseSink db: spec.nope: is not a known field",
         "KollectDatabaseSink db: spec.postgres.databaseRef",
-        "14 problems; nothing was collected",
+        "15 problems; nothing was collected",
     ] {
         assert!(finished.stderr.contains(expected), "missing {expected:?} in\n{}", finished.stderr);
     }

@@ -14,14 +14,14 @@ use cel::{
 use super::{
     exact, functions, meter,
     network::{IpAddress, IpNetwork},
-    operators::{Operands, OperatorResult, mismatch, single},
+    operators::{self, Operands, OperatorResult, charged_text, mismatch, single},
     times,
 };
 
 pub(super) fn string<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let value = exact::as_computed(single(args)?);
     if value.downcast_ref::<CelString>().is_some() {
-        return Ok(value);
+        return operators::copied(vec![value]);
     }
     let Some(text) = text_of(value.as_ref())? else { return Err(mismatch("string", &[value])) };
     meter::build_text(text.len())?;
@@ -73,6 +73,7 @@ pub(super) fn double_text(double: f64) -> String {
 }
 
 pub(super) fn int<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
+    charged_text(&args, 0)?;
     let value = exact::as_computed(single(args)?);
     match value.downcast_ref::<CelDuration>() {
         Some(duration) => match times::nanoseconds(duration) {
@@ -84,6 +85,7 @@ pub(super) fn int<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
 }
 
 pub(super) fn uint<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
+    charged_text(&args, 0)?;
     let value = exact::as_computed(single(args)?);
     if value.downcast_ref::<CelString>().is_some_and(|text| text.inner().starts_with('+')) {
         return Err(ExecutionError::function_error("uint", "a number without a sign is expected"));

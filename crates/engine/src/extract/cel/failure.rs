@@ -81,6 +81,9 @@ impl From<ExecutionError> for EvalError {
             {
                 Self::Failed(format!("{function}: this is not a {function}"))
             }
+            ExecutionError::FunctionError { function, .. } if &*function == "timezone" => {
+                Self::Failed("this is not a time zone, such as Europe/Berlin or +02:00".into())
+            }
             ExecutionError::FunctionError { function, message } => {
                 Self::Failed(format!("{}: {}", plain_name(&function), one_line(&message)))
             }

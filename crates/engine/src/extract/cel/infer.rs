@@ -108,11 +108,22 @@ impl<'s> StaticType<'s> {
     }
 
     fn either(self, other: Self) -> Self {
-        match (&self, &other) {
-            (List(_), List(_)) | (Map(_), Map(_)) | (Fields(_), Fields(_)) | (Optional(_), Optional(_)) => {
-                self
-            }
-            _ if self.name().is_some() && self.name() == other.name() => self,
+        match (self, other) {
+            (List(a), List(b)) => List(Box::new(a.either(*b))),
+            (Map(a), Map(b)) => Map(Box::new(a.either(*b))),
+            (Optional(a), Optional(b)) => Optional(Box::new(a.either(*b))),
+            (Fields(a), Fields(b)) if a.is_same(b) => Fields(a),
+            (Fields(_), _) | (_, Fields(_)) => Any,
+            (a, b) if a.name().is_some() && a.name() == b.name() => a,
+            _ => Any,
+        }
+    }
+
+    /// What an index of a list or a key of a map gives.
+    fn item(self) -> Self {
+        match self {
+            List(items) => *items,
+            Map(values) => *values,
             _ => Any,
         }
     }
@@ -284,10 +295,8 @@ impl<'p, 's> Inference<'p, 's> {
         }
         self.infer(key);
         match value {
-            List(items) => *items,
-            Map(values) => *values,
-            Optional(inner) => Optional(Box::new(self.indexed(at, *inner, key))),
-            _ => Any,
+            Optional(inner) => Optional(Box::new(inner.item())),
+            value => value.item(),
         }
     }
 
@@ -326,7 +335,13 @@ impl<'p, 's> Inference<'p, 's> {
                     self.warn(expr, format!("{sign} does not take {left} and {right}: convert one of them"));
                     return Any;
                 }
-                if both_text || both_lists || (numbers && !mixed) { a } else { Any }
+                if both_lists {
+                    a.either(b)
+                } else if both_text || (numbers && !mixed) {
+                    a
+                } else {
+                    Any
+                }
             }
         }
     }

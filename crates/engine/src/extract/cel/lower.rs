@@ -14,7 +14,11 @@ use cel::{
     },
 };
 
-use super::{parse::children, project::is_bind};
+use super::{
+    names::{NAMESPACE, OBJECT},
+    parse::children,
+    project::is_bind,
+};
 
 /// The variable of an optional whose alternative is evaluated only without a value.
 const OPTIONAL: &str = "@optional_value";
@@ -119,8 +123,12 @@ fn alternative(name: &str, optional: IdedExpr, other: IdedExpr) -> Expr {
 
 /// `cel.bind`. If the value may fail and may not be needed, a failure is kept in the variable, and using the variable fails.
 fn bind(c: ComprehensionExpr) -> Expr {
-    let optional_value = matches!(&c.accu_init.expr, Expr::Call(call) if call.func_name == "value");
-    if optional_value || !may_fail(&c.accu_init) || always_uses(&c.result, &c.accu_var) {
+    // `optMap` binds the value of an optional that has one.
+    let optional_value = matches!(&c.accu_init.expr, Expr::Call(CallExpr { func_name, target: Some(target), .. })
+        if func_name == "value" && matches!(&target.expr, Expr::Ident(name) if name.starts_with('@')));
+    // A value that is written twice contains no other: expressions must not grow with each level.
+    let grows = || calls(&c.accu_init, "@failed");
+    if optional_value || !may_fail(&c.accu_init) || always_uses(&c.result, &c.accu_var) || grows() {
         return Expr::Comprehension(Box::new(c));
     }
     let fails = function(operators::NOT_STRICTLY_FALSE, vec![function("@false", vec![c.accu_init.clone()])]);
@@ -130,10 +138,17 @@ fn bind(c: ComprehensionExpr) -> Expr {
     bound(&c.accu_var, value, result)
 }
 
-/// Whether evaluating the expression can be an error.
+/// Whether the expression calls a function.
+fn calls(expr: &IdedExpr, name: &str) -> bool {
+    matches!(&expr.expr, Expr::Call(call) if call.func_name == name)
+        || children(expr).into_iter().any(|part| calls(part, name))
+}
+
+/// Whether evaluating the expression can be an error. A variable can be one of `cel.bind` whose value failed.
 fn may_fail(expr: &IdedExpr) -> bool {
     match &expr.expr {
-        Expr::Literal(_) | Expr::Ident(_) => false,
+        Expr::Literal(_) => false,
+        Expr::Ident(name) => ![OBJECT, NAMESPACE].contains(&name.as_str()),
         Expr::List(_) | Expr::Map(_) => children(expr).into_iter().any(may_fail),
         _ => true,
     }

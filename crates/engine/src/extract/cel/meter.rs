@@ -18,6 +18,8 @@ use cel::{
     },
 };
 
+use super::{quantity::Quantity, urls::Url, versions::SemanticVersion};
+
 /// Loop steps of one evaluation: each round of each macro is one.
 pub(super) const MAX_STEPS: u32 = 10_000;
 
@@ -120,6 +122,12 @@ pub(super) fn weight(value: &dyn Val) -> u64 {
         1 + map.inner().iter().map(|(key, value)| key_weight(key) + weight(value.as_ref())).sum::<u64>()
     } else if let Some(optional) = value.downcast_ref::<CelOptional>() {
         1 + optional.option().map_or(0, weight)
+    } else if let Some(url) = value.downcast_ref::<Url>() {
+        1 + text_weight(2 * url.text.len())
+    } else if let Some(version) = value.downcast_ref::<SemanticVersion>() {
+        1 + text_weight(version.0.pre.len() + version.0.build.len())
+    } else if let Some(quantity) = value.downcast_ref::<Quantity>() {
+        quantity.weight()
     } else {
         1 + value.downcast_ref::<CelBytes>().map_or(0, |bytes| text_weight(bytes.inner().len()))
     }

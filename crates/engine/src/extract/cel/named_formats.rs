@@ -5,6 +5,8 @@
 use std::any::Any;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
+use chrono::NaiveDate;
+
 use cel::{
     ExecutionError,
     common::{
@@ -17,7 +19,7 @@ use super::{
     meter,
     network::opaque_value,
     operators::{Operands, OperatorResult, mismatch, text_at},
-    times, urls,
+    urls,
 };
 
 pub(super) static FORMAT: Type = Type::new_unspecified_type("kubernetes.NamedFormat");
@@ -113,21 +115,51 @@ fn is_name(text: &str) -> bool {
     has_shape(text, 63, |byte| byte.is_ascii_alphanumeric(), inside)
 }
 
-/// Names are made of a prefix by adding something: it may end with a `-`.
+/// Names are made of a prefix by adding something: it may end with a `-`. As in Kubernetes, what is before the `-` is not looked at.
 fn prefix(text: &str) -> String {
-    match text.strip_suffix('-').filter(|rest| !rest.is_empty()) {
-        Some(rest) => format!("{rest}a"),
-        None => text.to_owned(),
+    let mut chars = text.chars();
+    match (chars.next_back(), chars.next_back()) {
+        (Some('-'), Some(_)) => format!("{}a", chars.as_str()),
+        _ => text.to_owned(),
     }
 }
 
-fn is_date(text: &str) -> bool {
-    text.len() == 10 && times::parse_timestamp(&format!("{text}T00:00:00Z")).is_some()
+/// Digits and signs in the places where `pattern` has `0` and signs.
+fn fits(text: &str, pattern: &str) -> bool {
+    text.len() == pattern.len()
+        && text.bytes().zip(pattern.bytes()).all(|(byte, wanted)| match wanted {
+            b'0' => byte.is_ascii_digit(),
+            wanted => byte == wanted,
+        })
 }
 
+fn is_date(text: &str) -> bool {
+    let number =
+        |range: std::ops::Range<usize>| text.get(range).and_then(|digits| digits.parse::<u32>().ok());
+    fits(text, "0000-00-00")
+        && number(0..4)
+            .zip(number(5..7).zip(number(8..10)))
+            .and_then(|(year, (month, day))| NaiveDate::from_ymd_opt(i32::try_from(year).ok()?, month, day))
+            .is_some()
+}
+
+/// A date and a time with an offset; letters may be small, and an offset any.
 fn is_date_time(text: &str) -> bool {
-    // Letters may be small.
-    times::parse_timestamp(&text.to_ascii_uppercase()).is_some()
+    let text = text.to_ascii_uppercase();
+    let Some((date, time)) = text.split_once('T') else { return false };
+    let (clock, zone) = time.split_at(time.find(['Z', '+', '-']).unwrap_or(time.len()));
+    let (clock, fraction) = clock.split_once('.').unwrap_or((clock, "0"));
+    let is_below = |range: std::ops::Range<usize>, limit: u32| {
+        clock.get(range).and_then(|digits| digits.parse::<u32>().ok()).is_some_and(|number| number < limit)
+    };
+    is_date(date)
+        && fits(clock, "00:00:00")
+        && is_below(0..2, 24)
+        && is_below(3..5, 60)
+        && is_below(6..8, 60)
+        && !fraction.is_empty()
+        && fraction.bytes().all(|byte| byte.is_ascii_digit())
+        && (zone == "Z" || fits(zone, "+00:00") || fits(zone, "-00:00"))
 }
 
 fn is_uuid(text: &str) -> bool {

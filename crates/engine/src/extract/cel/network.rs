@@ -14,7 +14,7 @@ use cel::{
 };
 use ipnet::IpNet;
 
-use super::operators::{Operands, OperatorResult, boolean, mismatch, text_at};
+use super::operators::{Operands, OperatorResult, boolean, charged_text, mismatch};
 
 pub(super) static IP: Type = Type::new_unspecified_type("net.IP");
 pub(super) static CIDR: Type = Type::new_unspecified_type("net.CIDR");
@@ -88,20 +88,20 @@ pub(super) fn ip<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     if let Some(network) = args.first().and_then(|value| value.downcast_ref::<IpNetwork>()) {
         return Ok(CowVal::owned(IpAddress(network.0.addr())));
     }
-    let Some(text) = text_at(&args, 0) else { return Err(mismatch("ip", &args)) };
+    let Some(text) = charged_text(&args, 0)? else { return Err(mismatch("ip", &args)) };
     parse_address(text)
         .map(|address| CowVal::owned(IpAddress(address)))
         .map_err(|problem| failed("ip", problem))
 }
 
 pub(super) fn is_ip<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
-    let Some(text) = text_at(&args, 0) else { return Err(mismatch("isIP", &args)) };
+    let Some(text) = charged_text(&args, 0)? else { return Err(mismatch("isIP", &args)) };
     Ok(boolean(parse_address(text).is_ok()))
 }
 
 /// Whether an address is written as it would be printed.
 pub(super) fn is_canonical<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
-    let Some(text) = text_at(&args, 0) else { return Err(mismatch("ip.isCanonical", &args)) };
+    let Some(text) = charged_text(&args, 0)? else { return Err(mismatch("ip.isCanonical", &args)) };
     let address = parse_address(text).map_err(|problem| failed("ip.isCanonical", problem))?;
     Ok(boolean(address.to_string() == text))
 }
@@ -149,14 +149,14 @@ pub(super) fn is_global_unicast<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResul
 }
 
 pub(super) fn cidr<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
-    let Some(text) = text_at(&args, 0) else { return Err(mismatch("cidr", &args)) };
+    let Some(text) = charged_text(&args, 0)? else { return Err(mismatch("cidr", &args)) };
     parse_network(text)
         .map(|network| CowVal::owned(IpNetwork(network)))
         .map_err(|problem| failed("cidr", problem))
 }
 
 pub(super) fn is_cidr<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
-    let Some(text) = text_at(&args, 0) else { return Err(mismatch("isCIDR", &args)) };
+    let Some(text) = charged_text(&args, 0)? else { return Err(mismatch("isCIDR", &args)) };
     Ok(boolean(parse_network(text).is_ok()))
 }
 
@@ -172,7 +172,7 @@ fn operand<T: Copy>(
     parse: fn(&str) -> Result<T, &'static str>,
     value: impl Fn(&CowVal<'_, '_>) -> Option<T>,
 ) -> Result<T, ExecutionError> {
-    match text_at(args, 1) {
+    match charged_text(args, 1)? {
         Some(text) => parse(text).map_err(|problem| failed(function, problem)),
         None => args.get(1).and_then(value).ok_or_else(|| mismatch(function, args)),
     }

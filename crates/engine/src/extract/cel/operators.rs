@@ -195,7 +195,14 @@ pub(super) fn equals(a: &dyn Val, b: &dyn Val) -> Result<bool, ExecutionError> {
                 meter::spend(meter::text_weight(a.min(b)))?;
                 true
             }
-            (None, None) => true,
+            (None, None) => {
+                // Versions, URLs and quantities may be long.
+                let weight = meter::weight(a) + meter::weight(b);
+                if weight > 2 {
+                    meter::spend(weight)?;
+                }
+                true
+            }
             _ => false,
         },
         _ => false,
@@ -352,6 +359,16 @@ pub(super) fn int_at(args: &[CowVal<'_, '_>], index: usize) -> Option<i64> {
 
 pub(super) fn text_at<'a>(args: &'a [CowVal<'_, '_>], index: usize) -> Option<&'a str> {
     args.get(index)?.downcast_ref::<CelString>().map(CelString::inner)
+}
+
+/// A text that is about to be read through.
+pub(super) fn charged_text<'a>(
+    args: &'a [CowVal<'_, '_>],
+    index: usize,
+) -> Result<Option<&'a str>, ExecutionError> {
+    let text = text_at(args, index);
+    meter::spend(text.map_or(0, |text| meter::text_weight(text.len())))?;
+    Ok(text)
 }
 
 pub(super) fn list_at<'a, 'v>(args: &'a [CowVal<'_, 'v>], index: usize) -> Option<&'a [Box<dyn Val + 'v>]> {

@@ -14,7 +14,7 @@ use cel::{
 
 use super::{
     meter,
-    operators::{Operands, OperatorResult, boolean, list_at, mismatch, pair, single, text_at},
+    operators::{self, Operands, OperatorResult, boolean, list_at, mismatch, pair, single, text_at},
 };
 
 fn none<'b, 'v>() -> CowVal<'b, 'v> {
@@ -116,7 +116,7 @@ pub(super) fn used<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
 
 /// `optional.ofNonZeroValue`. The zero of a timestamp is the first second of the year 1, as in Go.
 pub(super) fn of_non_zero_value<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
-    let value = single(args)?;
+    let value = operators::copied(args)?;
     let is_zero = match value.downcast_ref::<CelTimestamp>() {
         Some(time) => {
             time.inner().timestamp() == -62_135_596_800 && time.inner().timestamp_subsec_nanos() == 0

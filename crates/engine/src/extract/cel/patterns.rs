@@ -62,10 +62,10 @@ enum CompiledRegex {
 type MatchedGroups = Vec<Option<Range<usize>>>;
 
 impl Pattern {
-    fn is_match(&self, text: &str) -> bool {
+    fn is_match(&self, text: &str) -> Result<bool, ExecutionError> {
         match &self.regex {
-            CompiledRegex::Text(regex) => regex.is_match(text),
-            CompiledRegex::Bytes(_) => self.find_at(text, 0).is_some(),
+            CompiledRegex::Text(regex) => Ok(regex.is_match(text)),
+            CompiledRegex::Bytes(_) => Ok(self.find_at(text, 0)?.is_some()),
         }
     }
 
@@ -78,22 +78,24 @@ impl Pattern {
     }
 
     /// The first match at or after a position.
-    fn find_at(&self, text: &str, start: usize) -> Option<MatchedGroups> {
+    fn find_at(&self, text: &str, start: usize) -> Result<Option<MatchedGroups>, ExecutionError> {
         match &self.regex {
             CompiledRegex::Text(regex) => {
-                let found = regex.captures_at(text, start)?;
-                Some((0..found.len()).map(|group| found.get(group).map(|group| group.range())).collect())
+                let Some(found) = regex.captures_at(text, start) else { return Ok(None) };
+                let group = |group| found.get(group).map(|group: regex::Match<'_>| group.range());
+                Ok(Some((0..found.len()).map(group).collect()))
             }
             CompiledRegex::Bytes(regex) => {
                 let mut start = start;
                 loop {
-                    let found = regex.captures_at(text.as_bytes(), start)?;
-                    let whole = found.get(0)?.range();
+                    let Some(found) = regex.captures_at(text.as_bytes(), start) else { return Ok(None) };
+                    let Some(whole) = found.get(0).map(|whole| whole.range()) else { return Ok(None) };
                     if text.is_char_boundary(whole.start) && text.is_char_boundary(whole.end) {
                         let group = |group| found.get(group).map(|group: bytes::Match<'_>| group.range());
-                        return Some((0..found.len()).map(group).collect());
+                        return Ok(Some((0..found.len()).map(group).collect()));
                     }
                     start = whole.start + 1;
+                    meter::spend(self.cost(text.len().saturating_sub(start), RESUME_UNIT))?;
                 }
             }
         }
@@ -106,7 +108,7 @@ impl Pattern {
         mut visitor: impl FnMut(MatchedGroups) -> Result<bool, ExecutionError>,
     ) -> Result<(), ExecutionError> {
         let (mut start, mut last_end) = (0, None);
-        while let Some(groups) = self.find_at(text, start) {
+        while let Some(groups) = self.find_at(text, start)? {
             let Some(whole) = groups.first().cloned().flatten() else { break };
             meter::spend(self.cost(text.len() - whole.start, RESUME_UNIT))?;
             // An empty match right behind another one does not count.
@@ -203,14 +205,14 @@ pub(super) fn matches<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> 
     let (Some(text), Some(pattern)) = (text_at(&args, 0), text_at(&args, 1)) else {
         return Err(mismatch("matches", &args));
     };
-    search("matches", pattern, text, |pattern| Ok(boolean(pattern.is_match(text))))
+    search("matches", pattern, text, |pattern| Ok(boolean(pattern.is_match(text)?)))
 }
 
 pub(super) fn find<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     let (Some(text), Some(pattern)) = (text_at(&args, 0), text_at(&args, 1)) else {
         return Err(mismatch("find", &args));
     };
-    let found = search("find", pattern, text, |pattern| Ok(matched(text, pattern.find_at(text, 0), 0)))?;
+    let found = search("find", pattern, text, |pattern| Ok(matched(text, pattern.find_at(text, 0)?, 0)))?;
     Ok(CowVal::owned(CelString::from(found.unwrap_or_default())))
 }
 
@@ -257,7 +259,7 @@ pub(super) fn extract<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> 
     };
     let found = search("regex.extract", pattern, text, |pattern| {
         let group = extracted_group("regex.extract", pattern)?;
-        let found = matched(text, pattern.find_at(text, 0), group);
+        let found = matched(text, pattern.find_at(text, 0)?, group);
         // A group that matches nothing is no result; a pattern that does is one.
         Ok(found.filter(|found| group == 0 || !found.is_empty()))
     })?;
@@ -294,6 +296,7 @@ pub(super) fn replace<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> 
         return Err(ExecutionError::function_error("regex.replace", "integer overflow"));
     }
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    meter::build_text(text.len())?;
     if limit == 0 {
         return Ok(CowVal::owned(CelString::from(text.to_owned())));
     }

@@ -17,7 +17,10 @@ use cel::{
 
 use num_bigint::{BigInt, Sign};
 
-use super::operators::{Operands, OperatorResult, mismatch, text_at};
+use super::{
+    meter,
+    operators::{Operands, OperatorResult, mismatch, text_at},
+};
 
 /// The type's name, as `type(x)` has it.
 pub(super) static QUANTITY: Type = Type::new_unspecified_type("kubernetes.Quantity");
@@ -122,6 +125,11 @@ impl Quantity {
         }
     }
 
+    /// What it costs to copy or compare it: its digits are made for that.
+    pub(super) fn weight(&self) -> u64 {
+        1 + self.mantissa.bits() / 64
+    }
+
     fn negated(self) -> Self {
         Self { mantissa: -self.mantissa, ..self }
     }
@@ -217,7 +225,9 @@ impl Val for Quantity {
 impl StaticVal for Quantity {}
 
 pub(super) fn quantity<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
-    match Quantity::parse(text_at(&args, 0).unwrap_or_default()) {
+    let text = text_at(&args, 0).unwrap_or_default();
+    meter::spend(8 + meter::text_weight(text.len()))?;
+    match Quantity::parse(text) {
         Ok(quantity) => Ok(CowVal::owned(quantity)),
         Err(problem) => Err(ExecutionError::function_error("quantity", problem)),
     }
@@ -284,12 +294,17 @@ fn sum<'b, 'v>(
     function: &str,
     signed: impl Fn(Quantity) -> Quantity,
 ) -> OperatorResult<'b, 'v> {
-    Ok(CowVal::owned(receiver(args, function)?.plus(&signed(operand(args, function)?))))
+    let (quantity, other) = (receiver(args, function)?, signed(operand(args, function)?));
+    // Exponents that differ are written out.
+    meter::spend(64 + quantity.weight() + other.weight())?;
+    Ok(CowVal::owned(quantity.plus(&other)))
 }
 
 fn order(args: &[CowVal<'_, '_>], function: &str) -> Result<Ordering, ExecutionError> {
     let other = args.get(1).and_then(|other| other.downcast_ref::<Quantity>());
-    Ok(receiver(args, function)?.compare(other.ok_or_else(|| mismatch(function, args))?))
+    let (quantity, other) = (receiver(args, function)?, other.ok_or_else(|| mismatch(function, args))?);
+    meter::spend(quantity.weight() + other.weight())?;
+    Ok(quantity.compare(other))
 }
 
 pub(super) fn compare_to<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {

@@ -276,7 +276,13 @@ impl Rewriter {
 
     fn namespaced_call(&self, full: &str, mut this: CallExpr) -> Expr {
         let copies = full.starts_with("optional.");
-        let guard = |arg| if copies { self.copied(arg) } else { self.looked_at(arg) };
+        let computes = full.starts_with("math.");
+        let guard = |arg| match (copies, computes) {
+            (true, _) => self.copied(arg),
+            // Their lists may have numbers with all their digits.
+            (_, true) => call("@plain", vec![self.looked_at(arg)]),
+            _ => self.looked_at(arg),
+        };
         this.args = this.args.into_iter().map(guard).collect();
         Expr::Call(this)
     }

@@ -114,6 +114,15 @@ fn errors_hold_no_values_of_the_object() {
         "{object.text: 1, object.list[0]: 2}",
         "object.list.map(x, object.map[x])",
         "object.text.hunter",
+        "'a'.matches('\\\\p{' + object.text + '}')",
+        "'a'.matches('[[:' + object.text + ':]]')",
+        "timestamp(0).getHours(object.text)",
+        "semver(object.text)",
+        "url(':' + object.text)",
+        "ip(object.text)",
+        "cidr(object.text)",
+        "regex.replace('a', 'a', '\\\\' + object.text)",
+        "cel.bind(x, object.map[object.text], true || x == 1) && object.map[object.text]",
     ] {
         let Ok(expression) = Expression::compile(text) else { continue };
         let found = outcome(&expression, &object);

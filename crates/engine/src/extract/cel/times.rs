@@ -12,7 +12,7 @@ use cel::{
 };
 use chrono::{DateTime, Datelike, FixedOffset, NaiveDate, TimeDelta, TimeZone as _, Timelike, Utc};
 
-use super::operators::{Operands, OperatorResult, int_at, mismatch, single, text_at};
+use super::operators::{Operands, OperatorResult, charged_text, int_at, mismatch, single};
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
@@ -25,7 +25,7 @@ fn failed(function: &str) -> ExecutionError {
 }
 
 pub(super) fn duration<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
-    let Some(text) = text_at(&args, 0) else {
+    let Some(text) = charged_text(&args, 0)? else {
         let is_duration = args.first().is_some_and(|value| value.downcast_ref::<CelDuration>().is_some());
         return if is_duration { single(args) } else { Err(mismatch("duration", &args)) };
     };
@@ -92,7 +92,7 @@ fn part_of(unit: u64, digits: &str) -> u64 {
 }
 
 pub(super) fn timestamp<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
-    let time = match (text_at(&args, 0), int_at(&args, 0)) {
+    let time = match (charged_text(&args, 0)?, int_at(&args, 0)) {
         (Some(text), _) => parse_timestamp(text).ok_or_else(|| failed("timestamp"))?,
         (None, Some(seconds)) if SECONDS.contains(&seconds) => {
             DateTime::from_timestamp(seconds, 0).ok_or_else(|| failed("timestamp"))?.fixed_offset()

@@ -246,6 +246,7 @@ pub(super) fn get_query<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v
     let Some(url) = args.first().and_then(|value| value.downcast_ref::<Url>()) else {
         return Err(mismatch("getQuery", &args));
     };
+    meter::build_text(url.query.len())?;
     let mut values: HashMap<String, Vec<Box<dyn Val + 'v>>> = HashMap::new();
     for parameter in
         url.query.split('&').filter(|parameter| !parameter.is_empty() && !parameter.contains(';'))

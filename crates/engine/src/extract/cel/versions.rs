@@ -13,7 +13,7 @@ use semver::Version;
 
 use super::{
     network::opaque_value,
-    operators::{Operands, OperatorResult, boolean, mismatch, text_at},
+    operators::{Operands, OperatorResult, boolean, charged_text, mismatch},
 };
 
 pub(super) static SEMVER: Type = Type::new_unspecified_type("kubernetes.Semver");
@@ -58,7 +58,7 @@ fn argument<'a>(function: &str, args: &'a [CowVal<'_, '_>]) -> Result<(&'a str, 
         None => Some(false),
         Some(flag) => flag.downcast_ref::<CelBool>().map(|flag| *flag.inner()),
     };
-    text_at(args, 0).zip(normalize).ok_or_else(|| mismatch(function, args))
+    charged_text(args, 0)?.zip(normalize).ok_or_else(|| mismatch(function, args))
 }
 
 pub(super) fn semver<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {

@@ -61,6 +61,20 @@ impl FilterCondition {
         }
     }
 
+    /// How often the unions of its paths may lead to the same value.
+    pub(super) fn repetitions(&self) -> usize {
+        match self {
+            FilterCondition::Exists(query) => query.steps.repetitions(),
+            FilterCondition::Compare(left, _, right) => {
+                left.repetitions().saturating_mul(right.repetitions())
+            }
+            FilterCondition::Not(inner) => inner.repetitions(),
+            FilterCondition::All(inner) | FilterCondition::Any(inner) => {
+                inner.iter().map(Self::repetitions).max().unwrap_or(1)
+            }
+        }
+    }
+
     /// Asks for what the condition looks at in an item.
     pub(super) fn project(&self, branches: usize, item: &mut Projection) {
         self.each_query(&mut |query, need| {
@@ -91,6 +105,15 @@ impl FilterCondition {
             FilterCondition::All(inner) | FilterCondition::Any(inner) => {
                 inner.iter().for_each(|inner| inner.each_query(visitor));
             }
+        }
+    }
+}
+
+impl FilterOperand {
+    fn repetitions(&self) -> usize {
+        match self {
+            FilterOperand::Query(query) => query.steps.repetitions(),
+            FilterOperand::Literal(_) => 1,
         }
     }
 }

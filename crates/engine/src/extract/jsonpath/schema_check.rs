@@ -37,6 +37,8 @@ fn follow<'s>(
     warnings: &mut Vec<PathError>,
 ) -> Option<Shape<'s>> {
     let mut shape = object;
+    // Names are looked for behind those of the steps before.
+    let mut behind = 0;
     for step in steps.iter() {
         if step.deep {
             return None;
@@ -45,14 +47,20 @@ fn follow<'s>(
             (ShapeKind::Map(values), _) => Some(values),
             (ShapeKind::Fields, Field::Known(field)) => Some(field),
             (ShapeKind::Fields, Field::Missing(similar)) => {
-                let at = text.find(name).map_or(0, |at| text.get(..at).unwrap_or_default().chars().count());
+                let at = text.get(behind..).and_then(|rest| rest.find(name)).unwrap_or_default() + behind;
+                let at = text.get(..at).unwrap_or_default().chars().count();
                 warnings.push(PathError { at, problem: no_field(name, similar.as_deref()) });
                 None
             }
             _ => None,
         };
         shape = match (&step.select, shape.kind()) {
-            (ChildSelector::Key(name), _) => field(shape, name)?,
+            (ChildSelector::Key(name), _) => {
+                let found = field(shape, name)?;
+                behind += text.get(behind..).and_then(|rest| rest.find(name.as_str())).unwrap_or_default()
+                    + name.len();
+                found
+            }
             (ChildSelector::Keys(names), _) => {
                 for name in names {
                     field(shape, name);

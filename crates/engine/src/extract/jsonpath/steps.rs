@@ -272,16 +272,17 @@ impl ChildSelector {
                 // An index from the end, or a slice, may be any of the others.
                 let same =
                     |at: i64| members.iter().filter(|m| matches!(m, UnionMember::At(b) if *b == at)).count();
-                let (mut fixed, mut moving) = (vec![1], 0);
+                let (mut fixed, mut moving) = (Vec::new(), 0);
                 for member in members {
                     match member {
                         UnionMember::At(at) if *at >= 0 => fixed.push(same(*at)),
                         _ => moving += 1,
                     }
                 }
-                most(fixed) + moving
+                fixed.into_iter().max().unwrap_or(0) + moving
             }
-            _ => 1,
+            ChildSelector::Where(condition) => condition.repetitions(),
+            ChildSelector::Key(_) | ChildSelector::Item(_) | ChildSelector::Every => 1,
         }
     }
 

@@ -321,7 +321,7 @@ impl Translator {
         let sign = if negated { 'P' } else { 'p' };
         let is_word = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphabetic() || c == '_');
         if !is_word {
-            return Err(format!("there is no class of characters \\p{{{name:.40}}}"));
+            return Err("there is no class of characters of the name behind \\p".into());
         }
         if name == "Any" {
             self.push(format_args!("\\{sign}{{Any}}"));
@@ -437,7 +437,7 @@ impl Translator {
         };
         let plain = name.strip_prefix('^').unwrap_or(&name);
         if plain.is_empty() || !POSIX_CLASSES.contains(&format!(" {plain} ")) {
-            return Err(format!("there is no class of characters [:{name:.40}:]"));
+            return Err("there is no class of characters of the name in [: and :]".into());
         }
         self.push(format_args!("[:{name}:]"));
         Ok(true)

@@ -107,6 +107,14 @@ fn built() -> Vec<(String, EvalError)> {
         (grown("'x'", "base64.encode(bytes(a + a + a))"), TextTooLong),
         (grown("[1]", "a + a + a + a"), WorkExceeded),
         (grown("[1]", "[a, a, a, a]"), WorkExceeded),
+        ("lists.range(9000).map(i, optional.ofNonZeroValue(object))".into(), WorkExceeded),
+        ("lists.range(9000).map(i, string(object.text))".into(), WorkExceeded),
+        ("lists.range(9000).map(i, regex.replace(object.text, 'b', '', 0))".into(), WorkExceeded),
+        ("cel.bind(u, url('/' + object.text), lists.range(9000).map(i, u))".into(), WorkExceeded),
+        ("lists.range(9000).all(i, !isSemver(object.text))".into(), WorkExceeded),
+        ("lists.range(9000).all(i, !isCIDR(object.text))".into(), WorkExceeded),
+        ("cel.bind(u, url('/?' + object.text.replace('a', '&')), lists.range(9000).all(i, u.getQuery() == {}))".into(), WorkExceeded),
+        ("lists.range(9000).map(i, quantity('1e1000').add(quantity('1n'))).distinct()".into(), WorkExceeded),
         (grown("[1]", "{'a': a, 'b': a, 'c': a, 'd': a}"), WorkExceeded),
         (grown("[1]", "[a, a, a, a].flatten()"), WorkExceeded),
         (grown("[1, 1, 1, 1]", "a.map(x, a)"), WorkExceeded),
@@ -176,4 +184,32 @@ fn operands_that_do_not_fit_are_not_copied_into_errors() {
         let took = started.elapsed();
         assert!(took < TIME_LIMIT, "{wrong} took {took:?}");
     }
+}
+
+#[test]
+fn nested_bindings_and_indices_do_not_grow_with_each_level() {
+    let started = Instant::now();
+    let nested = |open: &str, inner: &str, close: &str, count: usize| {
+        format!("{}{inner}{}", open.repeat(count), close.repeat(count))
+    };
+    for text in [
+        nested("cel.bind(x,", "object.a", ",true||x==1)", 30),
+        nested("cel.bind(x,object.a,true||x==1||", "true", ")", 30),
+        nested("object.?x[", "0", "]", 60),
+        nested("object.?x.orValue(", "object.y", ")", 30),
+        nested("[1].transformList(i,v,", "i+v", ")", 12),
+    ] {
+        let compiled = crate::extract::Expression::compile(&text).map(drop);
+        assert!(compiled.is_ok() || text.len() > 500, "{text}: {compiled:?}");
+        let schema = crate::extract::schema::ObjectSchema::of(
+            r#"{"components":{"schemas":{"T":{"type":"object","properties":{"a":{"type":"object","properties":{}}},
+            "x-kubernetes-group-version-kind":[{"group":"","version":"v1","kind":"T"}]}}}}"#,
+            &kollect_model::crd::shapes::Gvk { group: String::new(), version: "v1".into(), kind: "T".into() },
+        );
+        let spec = serde_json::json!({
+            "targetGVK": { "version": "v1", "kind": "T" }, "attributes": [{ "name": "a", "path": format!("cel:{text}") }],
+        });
+        drop(crate::extract::schema::check(&serde_json::from_value(spec).unwrap(), &schema.unwrap()));
+    }
+    assert!(started.elapsed() < TIME_LIMIT, "{:?}", started.elapsed());
 }

@@ -193,6 +193,11 @@ pub(super) const CASES: &[CelCase] = &[
     ("cel-go ext: Bindings", "cel.bind(x, 'a', cel.bind(x, x + x, x + x))", r#""aaaa""#),
     ("cel-go ext: Bindings", "cel.bind(unused, object.spec.replicas, 1)", "1"),
     ("cel-go ext: Bindings", "cel.bind(unused, object.spec.nope, 1)", "1"),
+    ("cel-go ext: Bindings", "cel.bind(d, object.nope, object.?kind.orValue(d))", r#""Deployment""#),
+    ("cel-go ext: Bindings", "cel.bind(x, 1 / 0, cel.bind(y, x, true || y > 1))", "true"),
+    ("cel-go ext: Bindings", "cel.bind(x, object.?a.value(), has(object.a) ? x : 'none')", r#""none""#),
+    ("cel-go ext: Bindings", "cel.bind(x, object.nope, x)", "! no such key: nope"),
+    ("ours: numbers", "math.floor(object.spec.big)", "9.223372036854776e+18"),
     // Optionals.
     ("optional: select", "object.?spec.?replicas.orValue(1)", "3"),
     ("optional: select", "object.?spec.?nope.?deeper.orValue('x')", r#""x""#),

@@ -91,6 +91,7 @@ fn bad_brackets_are_refused() {
         ("{.items[*]['metadata.name', 'status.capacity']}", 20, "not a path"),
         ("$.a['*','b']", 4, "'*' stands alone"),
         (&format!("$.a{}", "['b','b']".repeat(7)), 66, "the same values too often"),
+        ("$.a[?(@[0,0,0,0,0,0,0,0,0][?(@[0,0,0,0,0,0,0,0,0].x)])]", 53, "the same values too often"),
     ]);
 }
 
