@@ -68,22 +68,21 @@ impl Path {
     /// The value of a definite path, or a list of everything that any other path finds; about `max_bytes` of JSON at most. `..` can
     /// find the same text once per level, and nothing is copied that is too large.
     pub(crate) fn value<'a>(&self, object: &Json<'a>, max_bytes: usize) -> Result<Json<'a>, String> {
+        if self.is_definite() {
+            return match self.0.one(object) {
+                None => Ok(Json::Null),
+                Some(value) if value.size() > max_bytes => Err(too_large(max_bytes)),
+                Some(value) => Ok(value.clone()),
+            };
+        }
         let (mut items, mut bytes) = (Vec::new(), 0);
-        let mut take = |value: &Json<'a>| {
+        self.visit(object, |value| {
             bytes += value.size();
             if bytes <= max_bytes {
                 items.push(value.clone());
             }
-        };
-        if self.is_definite() {
-            self.0.one(object).into_iter().for_each(&mut take);
-        } else {
-            self.visit(object, &mut take);
-        }
-        if bytes > max_bytes {
-            return Err(too_large(max_bytes));
-        }
-        Ok(if self.is_definite() { items.pop().unwrap_or(Json::Null) } else { Json::List(items) })
+        });
+        if bytes > max_bytes { Err(too_large(max_bytes)) } else { Ok(Json::List(items)) }
     }
 
     #[cfg(test)]
@@ -92,11 +91,11 @@ impl Path {
             return PathMatches::One(self.0.one(object));
         }
         let mut found = Vec::new();
-        self.visit(object, &mut |value| found.push(value));
+        self.visit(object, |value| found.push(value));
         PathMatches::Many(found)
     }
 
-    fn visit<'v, 'a>(&self, object: &'v Json<'a>, visitor: &mut dyn FnMut(&'v Json<'a>)) {
+    fn visit<'v, 'a>(&self, object: &'v Json<'a>, mut visitor: impl FnMut(&'v Json<'a>)) {
         let end = self.0.visit(object, object, &mut |value| {
             visitor(value);
             ControlFlow::Continue(())
