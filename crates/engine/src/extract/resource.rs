@@ -54,8 +54,8 @@ pub(crate) struct CompiledResourceExport {
     preset: Option<PrunePreset>,
     pointers: Vec<Vec<String>>,
     paths: Vec<Path>,
-    /// Each gives pointers.
-    expressions: Vec<Expression>,
+    /// Each gives pointers; what it reads of an object.
+    expressions: Vec<(Expression, Projection)>,
 }
 
 impl CompiledResourceExport {
@@ -86,7 +86,11 @@ impl CompiledResourceExport {
             let text = text.trim();
             let text = text.strip_prefix("cel:").unwrap_or(text);
             match Expression::compile(text) {
-                Ok(expression) => expressions.push(expression),
+                Ok(expression) => {
+                    let mut reads = Projection::default();
+                    expression.add_reads_to(&mut reads);
+                    expressions.push((expression, reads));
+                }
                 Err(error) => {
                     let field = format!("spec.export.prune.cel[{index}]");
                     errors.push(super::with_caret(field, text, error.at, &error.problem));
@@ -121,11 +125,11 @@ impl CompiledResourceExport {
             projection.take_all();
         }
         self.sections.iter().for_each(|section| projection.key(section).take_all());
-        self.expressions.iter().for_each(|expression| expression.add_reads_to(projection));
+        self.expressions.iter().for_each(|(expression, _)| expression.add_reads_to(projection));
     }
 
     pub(crate) fn reads_namespace(&self) -> bool {
-        self.expressions.iter().any(Expression::reads_namespace)
+        self.expressions.iter().any(|(expression, _)| expression.reads_namespace())
     }
 
     /// What is exported of an object, or which expression of `prune.cel` failed: an object that may not be pruned as it was asked for
@@ -180,11 +184,9 @@ impl CompiledResourceExport {
         namespace: Option<&Json<'_>>,
     ) -> Result<Vec<Vec<String>>, String> {
         let mut pointers = Vec::new();
-        for (index, expression) in self.expressions.iter().enumerate() {
+        for (index, (expression, reads)) in self.expressions.iter().enumerate() {
             let failed = |problem: String| format!("prune.cel[{index}]: {problem}");
-            let mut projection = Projection::default();
-            expression.add_reads_to(&mut projection);
-            let result = CelVariables::new(object, &projection, namespace)
+            let result = CelVariables::new(object, reads, namespace)
                 .and_then(|variables| expression.evaluate(&variables, MAX_POINTER_BYTES))
                 .map_err(|error| failed(error.to_string()))?;
             let texts = match result {
