@@ -131,6 +131,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
     "allow-secret-extraction" $values.allowSecretExtraction
     "allow-secret-namespaces" $values.allowSecretNamespaces
     "scrub-keys" $values.scrubKeys
+    "scrub-allow-keys" $values.scrubAllowKeys
     "allow-sink-cidrs" $values.allowSinkCidrs
     "deny-sink-cidrs" $values.denySinkCidrs }}
 {{- with $list }}
@@ -139,6 +140,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- if ne $values.crossNamespaceTargets "scoped" }}
 - --cross-namespace-targets={{ $values.crossNamespaceTargets }}
+{{- end }}
+{{- if not $values.scrubTexts }}
+- --scrub-texts=false
 {{- end }}
 {{- if $values.allowPrivateSinks }}
 - --allow-private-sinks
@@ -189,7 +193,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
     "defaultIncludedNamespaces" "denySinkCidrs" "extraArgs" "extraEnv" "extraVolumeMounts" "extraVolumes" "featureGates"
     "fileSinkRoot" "fullnameOverride" "global" "image" "imagePullSecrets" "largeCluster" "leaderElection" "logFormat" "logLevel"
     "metrics" "mode" "nameOverride" "networkPolicy" "nodeSelector" "oauth2Proxy" "podAnnotations" "podDisruptionBudget" "podLabels"
-    "podSecurityContext" "pprof" "priorityClassName" "rbac" "replicaCount" "resources" "resourcesProfile" "scratchSize" "scrubKeys"
+    "podSecurityContext" "pprof" "priorityClassName" "rbac" "replicaCount" "resources" "resourcesProfile" "scratchSize" "scrubAllowKeys" "scrubKeys" "scrubTexts"
     "securityContext" "serviceAccount" "sinkDefaults" "strategy" "tenantMode" "terminationGracePeriodSeconds" "tolerations"
     "topologySpreadConstraints" "watchNamespaces" "webhooks" -}}
 {{- $unknown := list -}}

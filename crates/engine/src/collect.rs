@@ -28,6 +28,7 @@ use tokio::{sync::watch, time};
 use crate::{
     coverage::{Coverage, WatchKey, WatchState},
     extract::{CompiledProfile, ExtractError},
+    scrub::RedactedPlace,
     select::{Namespaces, Selection},
     store::{StoreWriter, Visibility},
     tasks::{self, Task, TaskKind, TaskName, Tasks},
@@ -61,7 +62,7 @@ impl Target {
     }
 }
 
-/// A problem of collection, such as a kind that cannot be watched or an object that cannot be read.
+/// A problem of collection, such as a kind that cannot be watched or an object that has no row.
 #[derive(Debug)]
 pub enum CollectProblem {
     /// A kind, or a part of it, cannot be listed or watched.
@@ -84,11 +85,31 @@ pub enum CollectProblem {
         target: TargetId,
         /// `namespace/name` of the object.
         object: String,
-        /// The attributes.
-        attributes: Vec<String>,
+        /// The attribute.
+        attribute: Arc<str>,
+        /// The value, redacted and cut.
+        found: String,
+        /// The declared type, and what the value is.
+        types: (&'static str, &'static str),
     },
-    /// An object could not be read; it has no row.
-    Unreadable {
+    /// Values of an object were redacted. Only reported if the profile records places.
+    Redacted {
+        /// The target.
+        target: TargetId,
+        /// `namespace/name` of the object.
+        object: String,
+        /// Where, and why.
+        places: Vec<RedactedPlace>,
+    },
+    /// Whether a target selects an object depends on a redacted value; its row stays as it was.
+    ObjectUndecided {
+        /// The target.
+        target: TargetId,
+        /// `namespace/name` of the object.
+        object: String,
+    },
+    /// A required attribute of an object failed, so that it has no row.
+    RowDropped {
         /// The target.
         target: TargetId,
         /// `namespace/name` of the object.

@@ -43,9 +43,9 @@ pub async fn export(binding: &Binding, snapshot: &Snapshot) -> Result<Outcome, S
     let granted = claims::claim(binding, &*sink, 0).await?;
     let mut sink = ClaimedSink::new(sink, granted, binding);
     let difference = sink.compare(binding, snapshot, snapshot.visibilities()).await?;
-    let receipt = sink
-        .write(binding, &difference.delta, snapshot.reached.visible_up_to(), snapshot.visibilities())
-        .await?;
+    let coverage = coverage(snapshot.visibilities(), &binding.watched, snapshot.undecided());
+    let revision = snapshot.reached.visible_up_to();
+    let receipt = sink.write(binding, &difference.delta, revision, &coverage).await?;
     Ok(difference.into_outcome(receipt, 0).0)
 }
 

@@ -40,13 +40,14 @@ use self::{
     cel::EvalError,
     helm::{HelmError, HelmField},
     jsonpath::Path,
-    resource::CompiledResourceExport,
+    resource::{CompiledResourceExport, PruneError},
     types::AttributeType,
 };
+pub use crate::scrub::{RedactedPlace, RedactionCause};
 use crate::{
     json::{Json, JsonMap, Projection},
-    scrub::{self, Scrubber},
-    store::{NullAttribute, NullCause},
+    scrub::{self, CredentialNames, MASK, Redactions, Scrubber},
+    store::{NullAttribute, NullCause, NullExamples, RedactedAttribute, RowNotes},
     watch::Metadata,
 };
 
@@ -90,8 +91,14 @@ impl OptIns {
 /// What an administrator adds to every profile.
 #[derive(Clone, Debug)]
 pub struct ExtractPolicy {
-    /// More keys whose values are redacted.
+    /// More names of credentials: values whose key ends in one of these are redacted.
     pub scrub_keys: Vec<String>,
+    /// Names that are no credentials, although the table of names has them.
+    pub scrub_allow_keys: Vec<String>,
+    /// Whether texts are searched for credentials.
+    pub scrub_texts: bool,
+    /// Whether the places of redacted values are recorded.
+    pub records_places: bool,
     /// More kinds (group and kind) whose `data` and `stringData` are treated like those of Secrets.
     pub sensitive_kinds: Vec<(String, String)>,
     /// The most bytes of JSON that an attribute may have; one that has more fails.
@@ -105,8 +112,14 @@ impl ExtractPolicy {
 
 impl Default for ExtractPolicy {
     fn default() -> Self {
-        let max_attribute_bytes = Self::MAX_ATTRIBUTE_BYTES;
-        Self { scrub_keys: Vec::new(), sensitive_kinds: Vec::new(), max_attribute_bytes }
+        Self {
+            scrub_keys: Vec::new(),
+            scrub_allow_keys: Vec::new(),
+            scrub_texts: true,
+            records_places: false,
+            sensitive_kinds: Vec::new(),
+            max_attribute_bytes: Self::MAX_ATTRIBUTE_BYTES,
+        }
     }
 }
 
@@ -127,6 +140,7 @@ pub struct CompiledProfile {
     helm: Option<Projection>,
     reads_namespace: bool,
     max_attribute_bytes: usize,
+    records_places: bool,
     secret_fields: SecretFields,
 }
 
@@ -143,8 +157,9 @@ impl SecretFields {
         more_keys: impl Iterator<Item = &'k String>,
         opt_ins: &OptIns,
     ) -> Self {
+        let names = CredentialNames::new(policy.scrub_keys.iter().chain(more_keys), &policy.scrub_allow_keys);
         Self {
-            scrubber: Scrubber::new(policy.scrub_keys.iter().chain(more_keys)),
+            scrubber: Scrubber::new(names, policy.scrub_texts),
             secret_extraction: opt_ins.secret_extraction,
             sensitive_kinds: policy.sensitive_kinds.clone(),
         }
@@ -152,7 +167,13 @@ impl SecretFields {
 
     /// Removes what no expression may read, and adds `apiVersion` and `kind`, which items of a list lack: a row must
     /// not depend on how its object was sent.
-    fn prepare(&self, fields: &mut JsonMap<'_>, gvk: &Gvk, reads: impl Fn(&str) -> bool) {
+    fn prepare(
+        &self,
+        fields: &mut JsonMap<'_>,
+        gvk: &Gvk,
+        reads: impl Fn(&str) -> bool,
+        found: &mut Redactions,
+    ) {
         let listed = |(group, kind): &(String, String)| *group == gvk.group && *kind == gvk.kind;
         let sensitive = scrub::is_secret(gvk) || self.sensitive_kinds.iter().any(listed);
         scrub::remove_hidden_fields(fields, sensitive && !self.secret_extraction);
@@ -168,7 +189,7 @@ impl SecretFields {
         if reads("kind") {
             fields.insert("kind", Json::String(Cow::Owned(gvk.kind.clone())));
         }
-        self.scrubber.scrub(fields);
+        self.scrubber.scrub_object(fields, gvk, found);
     }
 }
 
@@ -179,6 +200,8 @@ struct CompiledAttribute {
     projection: Projection,
     type_: Option<AttributeType>,
     optional: bool,
+    /// The value is redacted again: an expression has made it, or the name of the attribute means a credential.
+    is_scrubbed: bool,
 }
 
 enum AttributeSource {
@@ -203,8 +226,12 @@ pub enum ProfileNeeds {
 pub struct Extracted {
     /// The attributes as canonical JSON.
     pub attributes: Arc<RawValue>,
-    /// Attributes that have no value: they are null, or left out if they are optional.
-    pub nulls: Vec<NullAttribute>,
+    /// Attributes that have no value, and those with redacted values.
+    pub notes: RowNotes,
+    /// What the object has in place of values that are missing.
+    pub examples: NullExamples,
+    /// Where something was redacted, if the policy asks for it.
+    pub places: Vec<RedactedPlace>,
 }
 
 /// The JSON text of a value, without spare capacity; the buffer is reused.
@@ -221,8 +248,17 @@ fn to_raw_json(value: &Json<'_>) -> Result<Box<RawValue>, ExtractError> {
     })
 }
 
+/// What the projection reads of an object.
+fn read_fields<'a>(raw: &'a RawValue, projection: &Projection) -> Result<JsonMap<'a>, ExtractError> {
+    match Json::read(raw.get(), projection) {
+        Ok(Json::Map(fields)) => Ok(fields),
+        Ok(_) => Err(ExtractError::Object("it is not a map of fields".into())),
+        Err(error) => Err(ExtractError::Object(error.to_string())),
+    }
+}
+
 /// What CEL sees of an object's namespace; its secrets are removed as those of the object are.
-fn namespace_object<'a>(metadata: &Metadata, scrubber: &Scrubber) -> Json<'a> {
+fn namespace_object<'a>(metadata: &Metadata, scrubber: &Scrubber, found: &mut Redactions) -> Json<'a> {
     let text = |text: &str| Json::String(Cow::Owned(text.to_owned()));
     let map = |entries: &BTreeMap<String, String>| {
         let entries = entries.iter().map(|(key, value)| (Cow::Owned(key.clone()), text(value)));
@@ -236,7 +272,7 @@ fn namespace_object<'a>(metadata: &Metadata, scrubber: &Scrubber) -> Json<'a> {
     let metadata = Json::Map(entries.into_iter().collect());
     let mut namespace: JsonMap<'_> = [(Cow::Borrowed("metadata"), metadata)].into_iter().collect();
     scrub::remove_hidden_fields(&mut namespace, false);
-    scrubber.scrub(&mut namespace);
+    scrubber.scrub(&mut namespace, "namespaceObject", found);
     Json::Map(namespace)
 }
 
@@ -269,7 +305,10 @@ impl CompiledProfile {
         let mut errors = Vec::new();
         let mut warnings = Vec::new();
         let mut attributes = Vec::with_capacity(spec.attributes.len());
-        let compiler = ProfileCompiler { gvk: &spec.target_gvk, opt_ins };
+        let prune = spec.export.as_ref().and_then(|export| export.prune.as_ref());
+        let secret_fields =
+            SecretFields::new(policy, prune.iter().flat_map(|prune| &prune.scrub_keys), opt_ins);
+        let compiler = ProfileCompiler { gvk: &spec.target_gvk, opt_ins, scrubber: &secret_fields.scrubber };
         for (index, attribute) in spec.attributes.iter().enumerate() {
             let field = format!("spec.attributes[{index}]");
             if !attribute.type_.is_empty() && AttributeType::named(&attribute.type_).is_none() {
@@ -281,8 +320,12 @@ impl CompiledProfile {
                     problem,
                 ));
             }
+            warnings.extend(compiler.redacted_name(attribute, &field));
             match compiler.attribute(attribute, &format!("{field}.path")) {
-                Ok(attribute) => attributes.push(attribute),
+                Ok(valid) => {
+                    warnings.extend(valid.hint(attribute, &field));
+                    attributes.push(valid);
+                }
                 Err(error) => errors.push(error),
             }
         }
@@ -294,9 +337,6 @@ impl CompiledProfile {
         if !errors.is_empty() {
             return Err(errors);
         }
-        let prune = spec.export.as_ref().and_then(|export| export.prune.as_ref());
-        let secret_fields =
-            SecretFields::new(policy, prune.iter().flat_map(|prune| &prune.scrub_keys), opt_ins);
         let mut profile = Self {
             gvk: spec.target_gvk.clone(),
             warnings,
@@ -310,6 +350,7 @@ impl CompiledProfile {
             attributes,
             resource,
             max_attribute_bytes: policy.max_attribute_bytes,
+            records_places: policy.records_places,
             secret_fields,
         };
         profile.project();
@@ -364,34 +405,46 @@ impl CompiledProfile {
         raw: &RawValue,
         namespace: Option<&Metadata>,
     ) -> Result<Extracted, ExtractError> {
-        let object =
-            Json::read(raw.get(), &self.projection).map_err(|e| ExtractError::Object(e.to_string()))?;
-        let Json::Map(mut fields) = object else {
-            return Err(ExtractError::Object("it is not a map of fields".into()));
-        };
+        let mut fields = read_fields(raw, &self.projection)?;
+        if self.resource.as_ref().is_some_and(|resource| resource.exports_everything_of(&fields)) {
+            fields = read_fields(raw, &Projection::everything())?;
+        }
+        let mut found = Redactions::new(self.records_places);
         let release = self.release(&fields);
         let exports_object = self.resource.is_some();
-        self.secret_fields
-            .prepare(&mut fields, gvk, |key| exports_object || self.projection.of_key(key).is_some());
+        let reads = |key: &str| exports_object || self.projection.of_key(key).is_some();
+        self.secret_fields.prepare(&mut fields, gvk, reads, &mut found);
         let object = Json::Map(fields);
         let namespace = namespace.filter(|_| self.reads_namespace);
-        let namespace = namespace.map(|metadata| namespace_object(metadata, &self.secret_fields.scrubber));
-        let mut nulls = Vec::new();
+        let scrubber = &self.secret_fields.scrubber;
+        let namespace = namespace.map(|metadata| namespace_object(metadata, scrubber, &mut found));
+        let (mut notes, mut examples) = (RowNotes::default(), NullExamples::new());
         let mut attributes =
-            ObjectReading::new(self, &object, namespace.as_ref(), release.as_ref()).attributes(&mut nulls)?;
+            ObjectReading::new(self, &object, namespace.as_ref(), release.as_ref(), &mut found).attributes(
+                &mut notes,
+                &mut examples,
+                &mut found,
+            )?;
         if let (Some(resource), Json::Map(fields)) = (&self.resource, object) {
-            let failed = |problem| ExtractError::Attribute { name: resource.name.clone(), problem };
-            let exported = resource.build(fields, namespace.as_ref()).map_err(failed)?;
+            let failed = |problem| ExtractError::Attribute { name: resource.name.to_string(), problem };
+            let mut exported = match resource.build(fields, namespace.as_ref()) {
+                Ok(exported) => exported,
+                Err(PruneError::Redacted) => Json::Redacted,
+                Err(PruneError::Failed(problem)) => return Err(failed(problem)),
+            };
             if exported.size() > MAX_RESOURCE_BYTES {
                 let problem =
                     format!("the object is larger than {MAX_RESOURCE_BYTES} bytes: prune parts of it");
                 return Err(failed(problem));
             }
+            if scrubber.meaning(&resource.name).is_credential() {
+                scrubber.scrub_attribute(&resource.name, &mut exported, None, &mut found);
+            }
+            note_redactions(&resource.name, &exported, &found, &mut notes);
             attributes.insert(&*resource.name, exported);
         }
-        self.secret_fields.scrubber.scrub(&mut attributes);
         let attributes = to_raw_json(&Json::Map(attributes))?.into();
-        Ok(Extracted { attributes, nulls })
+        Ok(Extracted { attributes, notes, examples, places: found.into_places() })
     }
 
     /// The Helm release of a Secret, decoded if the profile reads one.
@@ -419,61 +472,57 @@ impl<'r, 'a> ObjectReading<'r, 'a> {
         object: &'r Json<'a>,
         namespace: Option<&'r Json<'a>>,
         release: Option<&'a Result<String, HelmError>>,
+        found: &mut Redactions,
     ) -> Self {
+        let SecretFields { scrubber, secret_extraction, .. } = &profile.secret_fields;
         let read = |text: &'a String| {
             let projection = profile.helm.as_ref().unwrap_or(&profile.projection);
-            helm::read(
-                text,
-                projection,
-                profile.secret_fields.secret_extraction,
-                &profile.secret_fields.scrubber,
-            )
+            helm::read(text, projection, *secret_extraction, scrubber, found)
         };
         let release = release.map(|text| text.as_ref().map_err(|error| *error).and_then(read));
         Self { profile, object, namespace, variables: OnceCell::new(), release }
     }
 
-    fn attributes(&self, nulls: &mut Vec<NullAttribute>) -> Result<JsonMap<'a>, ExtractError> {
+    fn attributes(
+        &self,
+        notes: &mut RowNotes,
+        examples: &mut NullExamples,
+        found: &mut Redactions,
+    ) -> Result<JsonMap<'a>, ExtractError> {
+        let scrubber = &self.profile.secret_fields.scrubber;
         let mut attributes = JsonMap::with_capacity(self.profile.attributes.len() + 1);
         for attribute in &self.profile.attributes {
-            let (value, mut cause) = match self.value(attribute) {
-                // A redacted value has no parts and cannot be computed with; that is no error of the object.
-                Ok(Json::Null) if attribute.is_path() && self.is_redacted(attribute) => {
-                    (scrub::marker(), NullCause::Missing)
+            let name = &attribute.name;
+            let (mut value, mut cause, mut types) = match self.value(attribute) {
+                Ok(value) => (value, NullCause::Missing, None),
+                Err(problem) if attribute.optional => {
+                    examples.push((name.clone(), problem));
+                    (Json::Null, NullCause::Failed, None)
                 }
-                Err(_) if self.is_redacted(attribute) => (scrub::marker(), NullCause::Missing),
-                Ok(value) => (value, NullCause::Missing),
-                Err(_) if attribute.optional => (Json::Null, NullCause::Failed),
-                Err(problem) => {
-                    return Err(ExtractError::Attribute { name: attribute.name.to_string(), problem });
-                }
+                Err(problem) => return Err(ExtractError::Attribute { name: name.to_string(), problem }),
             };
-            let mut found = "";
-            let value = match attribute.type_ {
-                None => value,
-                Some(type_) => {
-                    let kind = value.kind();
-                    type_.convert(value, attribute.yields_list()).unwrap_or_else(|| {
-                        (cause, found) = (NullCause::TypeMismatch, kind);
-                        Json::Null
-                    })
-                }
-            };
-            if value.is_null() {
-                nulls.push(NullAttribute { name: attribute.name.clone(), cause, found });
+            if attribute.is_scrubbed {
+                scrubber.scrub_attribute(name, &mut value, attribute.expression(), found);
             }
+            if let Some(type_) = attribute.type_ {
+                value = type_.convert(value, attribute.yields_list()).unwrap_or_else(|value| {
+                    (cause, types) = (NullCause::TypeMismatch, Some((type_.name(), value.kind())));
+                    // Values of Secrets are in rows only.
+                    if !self.profile.secret_fields.secret_extraction {
+                        examples.push((name.clone(), shown(&value)));
+                    }
+                    Json::Null
+                });
+            }
+            if value.is_null() {
+                notes.nulls.push(NullAttribute { name: name.clone(), cause, types });
+            }
+            note_redactions(name, &value, found, notes);
             if !(attribute.optional && value.is_null()) {
-                attributes.insert(&*attribute.name, value);
+                attributes.insert(&**name, value);
             }
         }
         Ok(attributes)
-    }
-
-    /// Whether something was redacted in what the attribute reads.
-    fn is_redacted(&self, attribute: &CompiledAttribute) -> bool {
-        let namespace = self.namespace.filter(|_| !attribute.is_path());
-        scrub::reads_marker(&attribute.projection, self.object)
-            || namespace.is_some_and(|namespace| scrub::reads_marker(&Projection::everything(), namespace))
     }
 
     fn value(&self, attribute: &CompiledAttribute) -> Result<Json<'a>, String> {
@@ -488,10 +537,11 @@ impl<'r, 'a> ObjectReading<'r, 'a> {
                     Some(variables) => evaluate(variables),
                     None => of(&attribute.projection).and_then(|variables| evaluate(&variables)),
                 };
-                value.map_err(|error| match error {
-                    EvalError::ResultTooLarge => jsonpath::too_large(max_bytes),
-                    error => error.to_string(),
-                })
+                match value {
+                    Err(EvalError::Redacted) => Ok(Json::Redacted),
+                    Err(EvalError::ResultTooLarge) => Err(jsonpath::too_large(max_bytes)),
+                    value => value.map_err(|error| error.to_string()),
+                }
             }
             AttributeSource::Helm(field) => match &self.release {
                 Some(Ok(release)) => match field.value(release) {
@@ -505,9 +555,51 @@ impl<'r, 'a> ObjectReading<'r, 'a> {
     }
 }
 
+/// The beginning of a value as JSON, in one line, for messages.
+fn shown(value: &Json<'_>) -> String {
+    const CHARACTERS: usize = 60;
+    let mut text = String::new();
+    value.write(&mut text);
+    match text.char_indices().nth(CHARACTERS) {
+        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
+        None => text,
+    }
+}
+
+/// Notes how many values of an attribute are redacted, if there are any.
+fn note_redactions(name: &Arc<str>, value: &Json<'_>, found: &Redactions, notes: &mut RowNotes) {
+    fn count(value: &Json<'_>, has_masked: bool) -> usize {
+        match value {
+            Json::Redacted => 1,
+            Json::String(text) => usize::from(has_masked && text.contains(MASK)),
+            Json::List(items) => items.iter().map(|item| count(item, has_masked)).sum(),
+            Json::Map(map) => map.iter().map(|(_, value)| count(value, has_masked)).sum(),
+            Json::Null | Json::Bool(_) | Json::Number(_) => 0,
+        }
+    }
+    if found.is_empty() {
+        return;
+    }
+    let values = count(value, found.has_masked);
+    if values > 0 {
+        notes.redactions.push(RedactedAttribute { name: name.clone(), values });
+    }
+}
+
 impl CompiledAttribute {
-    fn is_path(&self) -> bool {
-        matches!(self.source, AttributeSource::Path(_))
+    /// A hint about a path that is valid and finds nothing.
+    fn hint(&self, attribute: &Attribute, field: &str) -> Option<SpecError> {
+        let AttributeSource::Path(path) = &self.source else { return None };
+        let problem = path.hint()?;
+        Some(SpecError::new(format!("{field}.path"), &attribute.path.as_str().into(), problem))
+    }
+
+    /// The text of the expression, if it is one.
+    fn expression(&self) -> Option<&str> {
+        match &self.source {
+            AttributeSource::Cel(expression) => Some(expression.text()),
+            _ => None,
+        }
     }
 
     fn yields_list(&self) -> bool {
@@ -542,15 +634,19 @@ impl MatchPolicy {
         self.expression.reads_namespace()
     }
 
-    /// Whether the policy is true. It can read no more than a profile without opt-ins.
-    pub(crate) fn matches(&self, gvk: &Gvk, raw: &RawValue, namespace: Option<&Metadata>) -> bool {
-        let Ok(Json::Map(mut fields)) = Json::read(raw.get(), &self.projection) else { return false };
-        self.secret_fields.prepare(&mut fields, gvk, |key| self.projection.of_key(key).is_some());
+    /// Whether the policy is true. It can read no more than a profile without opt-ins. `None`: it depends on a redacted value.
+    pub(crate) fn matches(&self, gvk: &Gvk, raw: &RawValue, namespace: Option<&Metadata>) -> Option<bool> {
+        let Ok(Json::Map(mut fields)) = Json::read(raw.get(), &self.projection) else { return Some(false) };
+        let (reads, mut found) = (|key: &str| self.projection.of_key(key).is_some(), Redactions::default());
+        self.secret_fields.prepare(&mut fields, gvk, reads, &mut found);
         let namespace = namespace.filter(|_| self.expression.reads_namespace());
-        let namespace = namespace.map(|metadata| namespace_object(metadata, &self.secret_fields.scrubber));
+        let scrubber = &self.secret_fields.scrubber;
+        let namespace = namespace.map(|metadata| namespace_object(metadata, scrubber, &mut found));
         let object = Json::Map(fields);
-        CelVariables::new(&object, &self.projection, namespace.as_ref())
-            .is_ok_and(|variables| self.expression.is_true(&variables))
+        match CelVariables::new(&object, &self.projection, namespace.as_ref()) {
+            Ok(variables) => self.expression.is_true(&variables),
+            Err(_) => Some(false),
+        }
     }
 }
 
@@ -586,9 +682,21 @@ fn check_metrics(spec: &KollectProfileSpec) -> Vec<SpecError> {
 struct ProfileCompiler<'a> {
     gvk: &'a Gvk,
     opt_ins: &'a OptIns,
+    scrubber: &'a Scrubber,
 }
 
 impl ProfileCompiler<'_> {
+    /// A warning about a name that hides the values of its attribute.
+    fn redacted_name(&self, attribute: &Attribute, field: &str) -> Option<SpecError> {
+        let harmless = matches!(AttributeType::named(&attribute.type_), Some(AttributeType::Bool));
+        let is_credential = self.scrubber.meaning(&attribute.name).is_credential() && !harmless;
+        is_credential.then(|| {
+            let problem = "means a credential, so texts of this attribute are redacted; if they are none, choose another name, \
+                           such as secretNames";
+            SpecError::new(format!("{field}.name"), &attribute.name.as_str().into(), problem)
+        })
+    }
+
     fn attribute(&self, attribute: &Attribute, field: &str) -> Result<CompiledAttribute, SpecError> {
         let text = attribute.path.trim();
         let mut projection = Projection::default();
@@ -620,8 +728,10 @@ impl ProfileCompiler<'_> {
             let problem = format!("reads Secret data: {}", self.opt_ins.how_to_extract_secrets());
             return Err(with_caret(field, text, None, &problem));
         }
+        let is_made = matches!(source, AttributeSource::Cel(_));
         Ok(CompiledAttribute {
             name: attribute.name.as_str().into(),
+            is_scrubbed: is_made || self.scrubber.meaning(&attribute.name).is_credential(),
             source,
             projection,
             type_: AttributeType::named(&attribute.type_),

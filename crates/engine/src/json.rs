@@ -9,6 +9,8 @@ use std::{borrow::Cow, collections::BTreeMap, fmt::Write as _};
 
 use memchr::memchr2;
 
+use crate::scrub::MapKeys;
+
 /// A JSON value.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Json<'a> {
@@ -19,53 +21,76 @@ pub(crate) enum Json<'a> {
     String(Cow<'a, str>),
     List(Vec<Json<'a>>),
     Map(JsonMap<'a>),
+    /// A text or a number that was redacted: it is there, and what it is stays unknown.
+    Redacted,
 }
 
 /// Keys in ascending order, without repetition.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct JsonMap<'a>(Vec<(Cow<'a, str>, Json<'a>)>);
+pub(crate) struct JsonMap<'a> {
+    entries: Vec<(Cow<'a, str>, Json<'a>)>,
+    /// The keys that the projection left out.
+    pub(crate) skipped: MapKeys,
+}
 
 impl<'a> JsonMap<'a> {
     pub(crate) fn with_capacity(entries: usize) -> Self {
-        Self(Vec::with_capacity(entries))
+        Self { entries: Vec::with_capacity(entries), skipped: MapKeys::default() }
     }
 
     pub(crate) fn get(&self, key: &str) -> Option<&Json<'a>> {
         // Most maps are small: a linear search is faster than a binary search.
-        self.0.iter().find(|(known, _)| known == key).map(|(_, value)| value)
+        self.entries.iter().find(|(known, _)| known == key).map(|(_, value)| value)
     }
 
     pub(crate) fn get_mut(&mut self, key: &str) -> Option<&mut Json<'a>> {
-        self.0.iter_mut().find(|(known, _)| known == key).map(|(_, value)| value)
+        self.entries.iter_mut().find(|(known, _)| known == key).map(|(_, value)| value)
     }
 
     pub(crate) fn insert(&mut self, key: impl Into<Cow<'a, str>>, value: Json<'a>) {
         let key = key.into();
-        match self.0.binary_search_by(|(known, _)| known.cmp(&key)) {
-            Ok(at) => self.0[at].1 = value,
-            Err(at) => self.0.insert(at, (key, value)),
+        match self.entries.binary_search_by(|(known, _)| known.cmp(&key)) {
+            Ok(at) => self.entries[at].1 = value,
+            Err(at) => self.entries.insert(at, (key, value)),
         }
     }
 
     pub(crate) fn remove(&mut self, key: &str) -> Option<Json<'a>> {
-        let at = self.0.iter().position(|(known, _)| known == key)?;
-        Some(self.0.remove(at).1)
+        let at = self.entries.iter().position(|(known, _)| known == key)?;
+        Some(self.entries.remove(at).1)
     }
 
     pub(crate) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
-        self.0.retain(|(key, _)| keep(key));
+        self.entries.retain(|(key, _)| keep(key));
+    }
+
+    /// Keeps the entries for which `keep` says so, which may change their values.
+    pub(crate) fn retain_mut(&mut self, mut keep: impl FnMut(&str, &mut Json<'a>) -> bool) {
+        self.entries.retain_mut(|(key, value)| keep(key, value));
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &Json<'a>)> {
-        self.0.iter().map(|(key, value)| (&**key, value))
+        self.entries.iter().map(|(key, value)| (&**key, value))
     }
 
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (&str, &mut Json<'a>)> {
-        self.0.iter_mut().map(|(key, value)| (&**key, value))
+    /// The key at a position.
+    pub(crate) fn key_at(&self, index: usize) -> &str {
+        &self.entries[index].0
+    }
+
+    /// The value at a position.
+    pub(crate) fn value_at(&self, index: usize) -> &Json<'a> {
+        &self.entries[index].1
+    }
+
+    /// The key and the value at a position.
+    pub(crate) fn entry_at(&mut self, index: usize) -> (&str, &mut Json<'a>) {
+        let (key, value) = &mut self.entries[index];
+        (key, value)
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        self.entries.len()
     }
 }
 
@@ -83,7 +108,7 @@ impl<'a> FromIterator<(Cow<'a, str>, Json<'a>)> for JsonMap<'a> {
                 same
             });
         }
-        Self(entries)
+        Self { entries, skipped: MapKeys::default() }
     }
 }
 
@@ -103,6 +128,11 @@ impl<'a> Json<'a> {
         }
     }
 
+    /// Whether it is a text, or may have texts in it.
+    pub(crate) fn holds_text(&self) -> bool {
+        !matches!(self, Json::Null | Json::Bool(_) | Json::Number(_))
+    }
+
     pub(crate) fn is_null(&self) -> bool {
         matches!(self, Json::Null)
     }
@@ -116,6 +146,7 @@ impl<'a> Json<'a> {
             Json::String(_) => "a string",
             Json::List(_) => "a list",
             Json::Map(_) => "a map",
+            Json::Redacted => "a redacted value",
         }
     }
 
@@ -126,6 +157,7 @@ impl<'a> Json<'a> {
             Json::Number(text) | Json::String(text) => text.len() + 2,
             Json::List(items) => items.iter().map(|item| item.size() + 1).sum::<usize>() + 2,
             Json::Map(map) => map.iter().map(|(key, value)| key.len() + value.size() + 4).sum::<usize>() + 2,
+            Json::Redacted => REDACTION_MARKER.len(),
         }
     }
 
@@ -167,9 +199,13 @@ impl<'a> Json<'a> {
                 }
                 out.push('}');
             }
+            Json::Redacted => out.push_str(REDACTION_MARKER),
         }
     }
 }
+
+/// What a row has in the place of a redacted value.
+pub(crate) const REDACTION_MARKER: &str = r#"{"reason":"sensitive-key","redacted":true}"#;
 
 /// Escapes what JSON demands and nothing else.
 fn write_string(text: &str, out: &mut String) {
@@ -242,11 +278,6 @@ impl Projection {
     /// The projections of everything directly below.
     pub(crate) fn children_mut(&mut self) -> impl Iterator<Item = &mut Projection> {
         self.keys.values_mut().chain(self.each.as_deref_mut())
-    }
-
-    /// The projection of every item or value, if there is one.
-    pub(crate) fn each_mut(&mut self) -> Option<&mut Projection> {
-        self.each.as_deref_mut()
     }
 
     /// What is read of every item of a list.
@@ -348,7 +379,7 @@ impl<'a> JsonReader<'a> {
     }
 
     fn map(&mut self, projection: &Projection) -> Result<Json<'a>, ReadError> {
-        let mut entries = Vec::new();
+        let (mut entries, mut skipped) = (Vec::new(), MapKeys::default());
         self.items(b'}', |reader| {
             let key = reader.string()?;
             reader.space();
@@ -359,11 +390,16 @@ impl<'a> JsonReader<'a> {
             reader.space();
             match projection.of_key(&key) {
                 Some(projection) => entries.push((key, reader.value(&projection)?)),
-                None => reader.skip()?,
+                None => {
+                    let start = reader.at;
+                    reader.skip()?;
+                    skipped.add_skipped(&key, reader.slice(start, reader.at));
+                }
             }
             Ok(())
         })?;
-        Ok(Json::Map(entries.into_iter().collect()))
+        let entries: JsonMap<'a> = entries.into_iter().collect();
+        Ok(Json::Map(JsonMap { skipped, ..entries }))
     }
 
     fn list(&mut self, projection: &Projection) -> Result<Json<'a>, ReadError> {

@@ -125,6 +125,8 @@ pub enum RejectingClause {
     Rules,
     /// A rule matches, but its policy is not true.
     Policy,
+    /// Whether a policy is true depends on a redacted value.
+    Undecided,
     /// The object or its namespace opted out, or did not opt in.
     OptedOut,
 }
@@ -344,10 +346,16 @@ impl Selection {
             return Err(RejectingClause::OptedOut);
         }
         // Evaluate policies last: they cost the most.
-        let mut matched = matching.map(|rule| &rule.policy).map(|policy| {
-            policy.as_ref().is_none_or(|policy| policy.matches(&query.gvk, &object.raw, namespace))
-        });
-        if matched.any(|matched| matched) { Ok(()) } else { Err(RejectingClause::Policy) }
+        let mut rejected = RejectingClause::Policy;
+        for rule in matching {
+            let Some(policy) = &rule.policy else { return Ok(()) };
+            match policy.matches(&query.gvk, &object.raw, namespace) {
+                Some(true) => return Ok(()),
+                Some(false) => {}
+                None => rejected = RejectingClause::Undecided,
+            }
+        }
+        Err(rejected)
     }
 
     fn check_namespace(&self, name: &str, namespace: Option<&Metadata>) -> Result<(), RejectingClause> {

@@ -7,7 +7,7 @@
 
 mod changes;
 mod kind_rows;
-mod nulls;
+mod notes;
 mod read;
 mod visibility;
 
@@ -25,8 +25,10 @@ use tokio::{sync::watch, time::Instant};
 pub use changes::{Changes, RemovalCause, StoreChange, TakenChanges, WaitingChanges};
 use changes::{Dirty, TouchedRow};
 pub use kind_rows::{FailChange, KindRows};
-use nulls::NullCounts;
-pub use nulls::{NullAttribute, NullAttributes, NullCause, NullCount};
+use notes::NoteCounts;
+pub use notes::{
+    NullAttribute, NullCause, NullCount, NullExamples, RedactedAttribute, RedactionCount, RowNotes,
+};
 pub use read::{ListingProgress, Snapshot, StoreReader, Visibilities};
 pub use visibility::Visibility;
 use visibility::is_replaced;
@@ -52,14 +54,21 @@ impl RowOrigin {
 struct StoredRow {
     row: Arc<Row>,
     origin: RowOrigin,
-    nulls: Option<NullAttributes>,
+    notes: Option<Arc<RowNotes>>,
 }
 
-/// An object that is selected and has no row because it cannot be read.
-struct UnreadableObject {
+/// An object that is selected and has no row, because a required attribute failed.
+struct DroppedRow {
     key: RowKey,
     origin: RowOrigin,
     why: String,
+}
+
+/// An object of which it is not known whether it is selected, because that depends on a redacted value. Its row stays as it was.
+struct UndecidedObject {
+    key: RowKey,
+    name: Arc<str>,
+    origin: RowOrigin,
 }
 
 struct StoredKind {
@@ -68,9 +77,11 @@ struct StoredKind {
     rows: BTreeMap<Arc<str>, StoredRow>,
     /// By UID, like the rows. An object has a row or a failure, never both. Code that removes rows also removes
     /// failures.
-    failures: BTreeMap<Arc<str>, UnreadableObject>,
-    /// Attributes of the rows that have no value.
-    nulls: NullCounts,
+    failures: BTreeMap<Arc<str>, DroppedRow>,
+    /// By UID. An object here may have a row, which is that of an earlier decision, or a failure.
+    undecided: BTreeMap<Arc<str>, UndecidedObject>,
+    /// What is counted in the rows.
+    notes: NoteCounts,
     visibility: Visibility,
     /// The running list; readers see its rows when it has ended.
     listing: Option<RunningList>,
@@ -308,7 +319,8 @@ impl StoreWriter {
                 number: shared.next_revision(),
                 rows: BTreeMap::new(),
                 failures: BTreeMap::new(),
-                nulls: NullCounts::default(),
+                undecided: BTreeMap::new(),
+                notes: NoteCounts::default(),
                 visibility: Visibility::Pending,
                 listing: None,
                 seen_by: None,
@@ -373,12 +385,13 @@ impl StoredKind {
         let failures = self.failures.values_mut().map(|failure| (&failure.key, &mut failure.origin));
         let here =
             |(key, _): &(&RowKey, &mut RowOrigin)| namespace.is_none_or(|name| *name == *key.namespace);
-        rows.chain(failures).filter(here).for_each(|(_, origin)| origin.outdated = true);
+        let undecided = self.undecided.values_mut().map(|object| (&object.key, &mut object.origin));
+        rows.chain(failures).chain(undecided).filter(here).for_each(|(_, origin)| origin.outdated = true);
     }
 
     fn remove_row(&mut self, uid: &str) -> Option<StoredRow> {
         let held = self.rows.remove(uid)?;
-        self.nulls.replace(&held.row.key.uid, held.nulls.as_ref(), None);
+        self.notes.replace(&held.row.key.uid, held.notes.as_ref(), None, &[]);
         Some(held)
     }
 
@@ -386,7 +399,7 @@ impl StoredKind {
         let removed: Vec<StoredRow> =
             self.rows.extract_if(.., |_, held| condition(held)).map(|(_, held)| held).collect();
         for held in &removed {
-            self.nulls.replace(&held.row.key.uid, held.nulls.as_ref(), None);
+            self.notes.replace(&held.row.key.uid, held.notes.as_ref(), None, &[]);
         }
         removed
     }
@@ -405,6 +418,23 @@ impl StoredTarget {
         before: Option<&Arc<Row>>,
         after: Result<&Arc<Row>, RemovalCause>,
     ) {
+        self.touch(shared, key, before, after.err(), false);
+    }
+
+    /// Records that an object of which it was not known whether it is selected is not selected. It has no row here, but a sink may
+    /// hold one.
+    fn decided(&mut self, shared: &RowStore, key: &RowKey, cause: RemovalCause) {
+        self.touch(shared, key, None, Some(cause), true);
+    }
+
+    fn touch(
+        &mut self,
+        shared: &RowStore,
+        key: &RowKey,
+        before: Option<&Arc<Row>>,
+        removal: Option<RemovalCause>,
+        may_be_held: bool,
+    ) {
         let name = (key.group.clone(), key.kind.clone());
         let shown = self.shown_rows(&name).contains(key);
         self.revision = shared.next_revision();
@@ -413,9 +443,10 @@ impl StoredTarget {
             let Some(reader) = reader.upgrade() else { return false };
             let mut dirty = lock(&reader.rows);
             let rows = dirty.targets.entry(key.target.clone()).or_default().entry(name.clone()).or_default();
-            let touched = rows.entry(key.clone());
-            touched.or_insert_with(|| TouchedRow { before: before.cloned(), removal: None }).removal =
-                after.err();
+            let new = || TouchedRow { before: before.cloned(), removal: None, may_be_held: false };
+            let touched = rows.entry(key.clone()).or_insert_with(new);
+            touched.removal = removal;
+            touched.may_be_held |= may_be_held;
             if shown {
                 dirty.since.get_or_insert_with(Instant::now);
                 reader.wake.notify_one();
@@ -441,6 +472,7 @@ impl StoredTarget {
             let shown = kind.shown;
             let is_removed = |key: &RowKey| !shown || is_replaced(key, wanted.iter());
             kind.failures.retain(|_, failure| !is_removed(&failure.key));
+            kind.undecided.retain(|_, object| !is_removed(&object.key));
             removed.extend(kind.remove_rows(|held| is_removed(&held.row.key)));
         }
         self.kinds.retain(|_, kind| !kind.deselected || !kind.rows.is_empty() || !kind.failures.is_empty());

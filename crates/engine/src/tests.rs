@@ -408,6 +408,29 @@ async fn an_object_needs_to_match_only_one_of_several_rules() {
 }
 
 #[tokio::test]
+async fn a_rule_that_cannot_be_decided_does_not_stop_another_one() {
+    let pods = json!({ "version": "v1", "kind": "Pod" });
+    let policy = "object.spec.password == 'x'";
+    let mut rules = vec![
+        json!({ "gvk": pods, "fieldSelector": "spec.nodeName=x", "matchPolicy": policy }),
+        json!({ "gvk": pods, "fieldSelector": "spec.nodeName=y" }),
+    ];
+    let mut with_password = pod("a", "one", "x:1");
+    with_password["spec"]["password"] = json!("hunter2");
+    with_password["metadata"]["resourceVersion"] = json!("7");
+    for _ in 0..2 {
+        let mut test = PipelineTest::new();
+        test.target = json!({ "profileRef": "p", "resourceRules": rules });
+        test.pods([with_password.clone()]).run().await;
+        assert_eq!(test.sink.names(), ["a-one"], "{rules:?}");
+        test.target = json!({ "profileRef": "p", "resourceRules": rules.iter().filter(|rule| rule.get("matchPolicy").is_some()).collect::<Vec<_>>() });
+        test.run().await;
+        assert_eq!(test.sink.names(), ["a-one"], "the row of an undecided object stays");
+        rules.reverse();
+    }
+}
+
+#[tokio::test]
 async fn a_narrowed_selection_removes_rows_that_it_no_longer_selects() {
     let mut test = PipelineTest::new();
     test.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;

@@ -5,6 +5,7 @@ mod common_args;
 pub(crate) mod completion;
 mod deliver;
 mod manifests;
+mod notes;
 mod print;
 mod progress;
 pub(crate) mod reconcile;

@@ -253,11 +253,17 @@ fn report(problem: CollectProblem) {
         CollectProblem::Blind { watched, blindness } => {
             debug!(gvk = %watched.gvk, namespace = watched.namespace.as_deref(), reason = %blindness.reason, error = blindness.message, "a kind cannot be seen in a namespace");
         }
-        CollectProblem::TypeMismatch { target, object, attributes } => {
-            debug!(collected_by = %target, object, ?attributes, "attributes are not of the declared type");
+        CollectProblem::TypeMismatch { target, object, attribute, types: (declared, found), .. } => {
+            debug!(collected_by = %target, object, %attribute, declared, found, "an attribute is not of the declared type");
         }
-        CollectProblem::Unreadable { target, object, error } => {
-            debug!(collected_by = %target, object, error = chain_text(&error), "an object cannot be read");
+        CollectProblem::RowDropped { target, object, error } => {
+            debug!(collected_by = %target, object, error = chain_text(&error), "an object has no row: a required attribute failed");
+        }
+        CollectProblem::ObjectUndecided { target, object } => {
+            debug!(collected_by = %target, object, "whether an object is selected depends on a redacted value");
+        }
+        CollectProblem::Redacted { target, object, places } => {
+            debug!(collected_by = %target, object, places = places.len(), "values of an object were redacted");
         }
     }
 }

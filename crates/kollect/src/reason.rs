@@ -63,6 +63,7 @@ reasons! {
     Progressing,
     Reconciling,
     Recovered,
+    RedactedValue,
     RemovalsHeld,
     RowsRefused,
     ScopeForbidden,

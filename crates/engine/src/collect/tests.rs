@@ -352,7 +352,7 @@ impl CollectTest {
         let reported = Arc::<Mutex<Vec<String>>>::default();
         let (collected_reports, tasks) = (reported.clone(), Tasks::default());
         let report = move |problem| {
-            if let CollectProblem::Unreadable { object, .. } = problem {
+            if let CollectProblem::RowDropped { object, .. } = problem {
                 collected_reports.lock().unwrap().push(object);
             }
         };

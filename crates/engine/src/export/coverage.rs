@@ -10,13 +10,16 @@ use crate::{
 /// How many blind kinds are named.
 const NAMED_KINDS: usize = 5;
 
-/// What could be seen, in one line: `complete`, or what is blind. `watched` is everything that a run watches.
-pub fn coverage(seen: &Visibilities, watched: &Visibility) -> String {
-    unseen(seen, |visibility| is_complete(visibility, watched))
+/// What could be seen, in one line: `complete`, or what is blind. `watched` is everything that a run watches; `undecided` is the
+/// number of objects of which it is not known whether they are selected.
+pub fn coverage(seen: &Visibilities, watched: &Visibility, undecided: usize) -> String {
+    unseen(seen, |visibility| is_complete(visibility, watched), undecided)
 }
 
 /// The same; `is_seen` decides whether a visibility is complete.
-pub(super) fn unseen(seen: &Visibilities, is_seen: impl Fn(&Visibility) -> bool) -> String {
+pub(super) fn unseen(seen: &Visibilities, is_seen: impl Fn(&Visibility) -> bool, undecided: usize) -> String {
+    let noun = if undecided == 1 { "object" } else { "objects" };
+    let undecided = (undecided > 0).then(|| format!("{undecided} {noun} undecided by matchPolicy"));
     let blind: Vec<String> = seen
         .iter()
         .filter(|(_, visibility)| !is_seen(visibility))
@@ -34,6 +37,7 @@ pub(super) fn unseen(seen: &Visibilities, is_seen: impl Fn(&Visibility) -> bool)
             };
             format!("{kind}{dot}{group} of {target}{namespaces}")
         })
+        .chain(undecided)
         .collect();
     match blind.len() {
         0 => "complete".to_owned(),

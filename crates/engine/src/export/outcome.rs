@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::{
     Binding,
     claims::{ClaimCheckMember, GrantedClaim},
-    coverage::{coverage, is_complete},
+    coverage::is_complete,
     progress::HeldRows,
 };
 use crate::{
@@ -171,6 +171,7 @@ impl ClaimedSink {
             _ => baseline.keys().filter(is_unseen).cloned().collect(),
         };
         let is_complete = !snapshot.has_frozen()
+            && snapshot.undecided() == 0
             && seen.values().all(|visibility| is_complete(visibility, &binding.watched));
         let kept = KeptRows::among(&baseline, snapshot, seen);
         let mut held = HeldRows::new(binding.counts_namespaces);
@@ -187,14 +188,14 @@ impl ClaimedSink {
         binding: &Binding,
         delta: &Delta,
         revision: u64,
-        seen: &Visibilities,
+        coverage: &str,
     ) -> Result<Receipt, SinkError> {
-        let Binding { inventory, generation, part_bytes, watched, .. } = binding;
+        let Binding { inventory, generation, part_bytes, .. } = binding;
         let last_checksum = binding.last_checksum.get();
         let batch = Batch {
             generation: *generation,
             revision,
-            coverage: &coverage(seen, watched),
+            coverage,
             part_bytes: *part_bytes,
             last_checksum: last_checksum.as_deref(),
             ..Batch::new(inventory, &self.granted.claim, delta)

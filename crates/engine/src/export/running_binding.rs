@@ -407,7 +407,8 @@ impl<'a> RunningBinding<'a> {
         if !delta.is_empty() {
             binding.progress.begin(Activity::Writing, None);
         }
-        let receipt = sink.write(&binding, delta, snapshot.reached.visible_up_to(), &seen).await?;
+        let revision = snapshot.reached.visible_up_to();
+        let receipt = sink.write(&binding, delta, revision, &self.coverage(&seen)).await?;
         if !delta.is_empty() {
             self.last_write = Some(Instant::now());
         }
@@ -468,7 +469,8 @@ impl<'a> RunningBinding<'a> {
             return Ok(KnownContents::Known);
         }
         self.check_may_write()?;
-        let mut receipt = sink.write(&binding, &delta, reached.visible_up_to(), &self.seen).await?;
+        let coverage = self.coverage(&self.seen);
+        let mut receipt = sink.write(&binding, &delta, reached.visible_up_to(), &coverage).await?;
         self.last_write = Some(Instant::now());
         // What the sink held of each row before.
         let mut held: BTreeMap<RowKey, Option<RowDigest>> = BTreeMap::new();
@@ -496,6 +498,12 @@ impl<'a> RunningBinding<'a> {
         let Binding { version, generation, .. } = *self.binding;
         let (checksum, refused) = (receipt.checksum.clone(), self.refused.len());
         Acknowledgement { version, generation, reached, checksum, refused, wrote }
+    }
+
+    /// What could be seen, in one line.
+    fn coverage(&self, seen: &Visibilities) -> String {
+        let undecided = self.binding.targets.iter().map(|target| self.rows.undecided(target).0).sum();
+        coverage::coverage(seen, &self.binding.watched, undecided)
     }
 
     fn refusals(&self) -> Vec<RefusedRow> {
@@ -526,18 +534,23 @@ impl<'a> RunningBinding<'a> {
         // A target without visibilities may have rows that are not known.
         let unseen = binding.targets.iter().any(|id| !seen.keys().any(|(target, _, _)| target == id));
         let pending = seen.values().any(|visibility| *visibility == Visibility::Pending);
-        let blind =
-            unseen || pending || !seen.keys().all(|target_kind| self.once_complete.contains(target_kind));
+        // Rows of undecided objects would be missing.
+        let blind = unseen
+            || pending
+            || snapshot.undecided() > 0
+            || !seen.keys().all(|target_kind| self.once_complete.contains(target_kind));
         (self.seen, self.last_comparison) = (seen.clone(), Some(Instant::now()));
         if blind && binding.last_checksum.get().is_some() {
             binding.progress.tried(binding.version);
-            report(BindingEvent::HeldBack { coverage: &coverage::unseen(&seen, is_seen) });
+            let coverage = coverage::unseen(&seen, is_seen, snapshot.undecided());
+            report(BindingEvent::HeldBack { coverage: &coverage });
             return Ok(KnownContents::Known);
         }
         let added = snapshot.rows.values().cloned().collect();
         let delta = Delta { added, ..Delta::default() };
         self.check_may_write()?;
-        let receipt = sink.write(&binding, &delta, snapshot.reached.visible_up_to(), &seen).await?;
+        let revision = snapshot.reached.visible_up_to();
+        let receipt = sink.write(&binding, &delta, revision, &self.coverage(&seen)).await?;
         if !delta.is_empty() {
             self.last_write = Some(Instant::now());
         }

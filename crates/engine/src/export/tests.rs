@@ -992,9 +992,9 @@ async fn a_write_records_what_could_be_seen() {
     );
     let within = Visibility::Within(["a".into()].into());
     let seen = [((target(), Arc::from("apps"), Arc::from("Deployment")), within.clone())].into();
-    assert_eq!(coverage(&seen, &within), "complete", "the run looks nowhere else");
+    assert_eq!(coverage(&seen, &within, 0), "complete", "the run looks nowhere else");
     assert_eq!(
-        coverage(&seen, &Visibility::Everything),
+        coverage(&seen, &Visibility::Everything, 0),
         "blind: Deployment.apps of team/pods but in namespace a"
     );
 }

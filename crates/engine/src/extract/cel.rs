@@ -27,6 +27,7 @@ mod parse;
 mod patterns;
 mod project;
 mod quantity;
+mod redacted;
 mod rewrite;
 #[cfg(test)]
 mod tests;
@@ -133,6 +134,11 @@ impl Expression {
         self.reads.add_to(object);
     }
 
+    /// As it is written.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
     /// Whether the expression mentions `namespaceObject`.
     pub(crate) fn reads_namespace(&self) -> bool {
         self.reads.namespace
@@ -147,10 +153,17 @@ impl Expression {
         self.run(variables, |value| value::to_json(value, max_bytes))?
     }
 
-    /// Whether the value is `true`; an error counts as false.
-    pub(crate) fn is_true(&self, variables: &CelVariables<'_>) -> bool {
-        let is_true = |value: &dyn Val| value.downcast_ref::<CelBool>() == Some(&CelBool::TRUE);
-        self.run(variables, is_true).unwrap_or(false)
+    /// Whether the value is `true`; an error counts as false. `None`: that depends on a redacted value.
+    pub(crate) fn is_true(&self, variables: &CelVariables<'_>) -> Option<bool> {
+        let is_true = |value: &dyn Val| match value.downcast_ref::<CelBool>() {
+            _ if redacted::is_redacted(value) => None,
+            value => Some(value == Some(&CelBool::TRUE)),
+        };
+        match self.run(variables, is_true) {
+            Ok(is_true) => is_true,
+            Err(EvalError::Redacted) => None,
+            Err(_) => Some(false),
+        }
     }
 
     /// Removes values of the object from an error: keys and numbers that are not written in the expression.

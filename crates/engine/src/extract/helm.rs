@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 
 use crate::{
     json::{Json, JsonMap, Projection},
-    scrub::{Scrubber, is_marker},
+    scrub::{Redactions, Scrubber},
 };
 
 /// A Secret holds 1 MiB at most.
@@ -87,17 +87,10 @@ impl HelmField {
         self.0.iter().fold(projection, |projection, segment| projection.key(segment)).take_all();
     }
 
-    /// The field's value; missing is null, and what is below a redacted value is redacted.
+    /// The field's value; missing is null.
     pub(crate) fn value<'a>(&self, release: &Json<'a>) -> Json<'a> {
-        let mut value = release;
-        for segment in &self.0 {
-            match value.get(segment) {
-                _ if is_marker(value) => return value.clone(),
-                Some(next) => value = next,
-                None => return Json::Null,
-            }
-        }
-        value.clone()
+        let value = self.0.iter().try_fold(release, |value, segment| value.get(segment));
+        value.cloned().unwrap_or(Json::Null)
     }
 }
 
@@ -130,6 +123,7 @@ pub(crate) fn read<'a>(
     projection: &Projection,
     opted_in: bool,
     scrubber: &Scrubber,
+    found: &mut Redactions,
 ) -> Result<Json<'a>, HelmError> {
     // The reader below expects valid JSON, and this text has not been validated before.
     serde_json::from_str::<&RawValue>(text).map_err(|_| HelmError::Malformed)?;
@@ -139,7 +133,7 @@ pub(crate) fn read<'a>(
     if !opted_in {
         GUARDED.iter().for_each(|path| remove_path(map, path));
     }
-    scrubber.scrub(map);
+    scrubber.scrub(map, "release", found);
     Ok(release)
 }
 
@@ -178,7 +172,8 @@ mod tests {
         let mut projection = Projection::default();
         field.project(&mut projection);
         let text = decode(Some(&encode(RELEASE))).unwrap();
-        let release = read(&text, &projection, opted_in, &Scrubber::default()).unwrap();
+        let scrubber = Scrubber::default();
+        let release = read(&text, &projection, opted_in, &scrubber, &mut Redactions::default()).unwrap();
         let mut out = String::new();
         field.value(&release).write(&mut out);
         out
@@ -225,7 +220,8 @@ mod tests {
         let truncated = STANDARD.encode([0x1f, 0x8b, 0x08, 0, 0]);
         assert_eq!(decode(Some(&truncated)), Err(HelmError::Malformed));
         for text in ["[1]", r#"{"version":1-2}"#, r#"{"x":}"#] {
-            let read = read(text, &Projection::everything(), false, &Scrubber::default());
+            let (everything, scrubber) = (Projection::everything(), Scrubber::default());
+            let read = read(text, &everything, false, &scrubber, &mut Redactions::default());
             assert_eq!(read, Err(HelmError::Malformed), "{text}");
         }
     }

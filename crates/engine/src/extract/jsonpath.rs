@@ -21,9 +21,10 @@ mod tests;
 
 use std::ops::ControlFlow;
 
+pub(crate) use self::remove::RemovalTree;
 use self::{
     parse::PathParser,
-    steps::{PathSteps, ReadNeed},
+    steps::{PathSteps, ReadNeed, VisitedValue},
 };
 use crate::json::{Json, Projection};
 
@@ -65,6 +66,17 @@ impl Path {
         self.0.are_definite()
     }
 
+    /// Why the path most likely finds nothing: dots that split a key, or that do not split one.
+    pub(crate) fn hint(&self) -> Option<String> {
+        if let Some(key) = self.0.split_key() {
+            return Some(format!("finds nothing: its dots split the key; quote it, as in ['{key}']"));
+        }
+        let key = self.0.unsplit_key()?;
+        Some(format!(
+            "takes '{key}' for one key with a dot in it, not for a path: give each field an attribute of its own"
+        ))
+    }
+
     /// The value of a definite path, or a list of everything that any other path finds; about `max_bytes` of JSON at most. `..` can
     /// find the same text once per level, and nothing is copied that is too large.
     pub(crate) fn value<'a>(&self, object: &Json<'a>, max_bytes: usize) -> Result<Json<'a>, String> {
@@ -77,6 +89,10 @@ impl Path {
         }
         let (mut items, mut bytes) = (Vec::new(), 0);
         self.visit(object, |value| {
+            let value = match value {
+                VisitedValue::Found(value) => value,
+                VisitedValue::Undecided => &Json::Redacted,
+            };
             bytes += value.size();
             if bytes <= max_bytes {
                 items.push(value.clone());
@@ -91,11 +107,16 @@ impl Path {
             return PathMatches::One(self.0.one(object));
         }
         let mut found = Vec::new();
-        self.visit(object, |value| found.push(value));
+        self.visit(object, |value| {
+            found.push(match value {
+                VisitedValue::Found(value) => value,
+                VisitedValue::Undecided => &Json::Redacted,
+            });
+        });
         PathMatches::Many(found)
     }
 
-    fn visit<'v, 'a>(&self, object: &'v Json<'a>, mut visitor: impl FnMut(&'v Json<'a>)) {
+    fn visit<'v, 'a>(&self, object: &'v Json<'a>, mut visitor: impl FnMut(VisitedValue<'v, 'a>)) {
         let end = self.0.visit(object, object, &mut |value| {
             visitor(value);
             ControlFlow::Continue(())
@@ -111,10 +132,16 @@ impl Path {
         from_root.into_iter().for_each(|(steps, need)| steps.project(need, 1, projection));
     }
 
-    /// Removes every value that the path names: entries of maps and items of lists. The object itself stays,
-    /// and all values are found before the first one is removed.
-    pub(crate) fn remove(&self, object: &mut Json<'_>) {
-        let removals = self.0.removals(object);
-        remove::apply(object, removals);
+    /// Adds every value that the path names to what is removed: entries of maps and items of lists. The object itself stays.
+    pub(crate) fn add_removals(&self, object: &Json<'_>, removals: &mut RemovalTree) {
+        self.0.add_removals(object, removals);
+    }
+
+    /// Removes every value that the path names.
+    #[cfg(test)]
+    fn remove(&self, object: &mut Json<'_>) {
+        let mut removals = RemovalTree::default();
+        self.add_removals(object, &mut removals);
+        removals.apply(object);
     }
 }

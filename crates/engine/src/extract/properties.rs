@@ -20,7 +20,10 @@ fn object_with_secrets(random: &mut Random, depth: usize) -> Value {
             ),
             1 => (random.pick(&["Token", "my_credentials"]), json!({ "deep": [SECRET, { "er": SECRET }] })),
             2 => ("env", json!([{ "name": random.pick(&["API_KEY", "SESSION_SECRET"]), "value": SECRET }])),
-            3 => ("valueFrom", json!({ "secretKeyRef": { "name": SECRET, "key": SECRET } })),
+            3 => (
+                "args",
+                json!(["--password", SECRET, format!("--token={SECRET}"), format!("redis://u:{SECRET}@h")]),
+            ),
             4 => ("tls", json!({ "key": SECRET, "cert": "x" })),
             5 if depth > 0 => (random.pick(&["spec", "items", "a"]), object_with_secrets(random, depth - 1)),
             6 if depth > 0 => (
@@ -64,7 +67,7 @@ fn no_secret_of_an_object_is_ever_in_a_row() {
             None,
         ),
         profile(
-            &json!([{ "name": "one", "path": "$.env[0].value" }, { "name": "ref", "path": "$.valueFrom.secretKeyRef.name" }]),
+            &json!([{ "name": "one", "path": "$.env[0].value" }, { "name": "ref", "path": "$.args" }]),
             None,
         ),
         profile(
@@ -89,6 +92,99 @@ fn no_secret_of_an_object_is_ever_in_a_row() {
         }
     }
     assert!(redacted > 2_000, "secrets were planted: {redacted}");
+}
+
+/// Objects with a credential in every way that the tables know, in fields that random expressions read.
+fn planted(random: &mut Random, secret: &str) -> Value {
+    let words: Vec<&str> = crate::scrub::credential_words().collect();
+    let name = |random: &mut Random| {
+        let word = random.pick(&words);
+        let prefix = random.pick(&["db_", "MY_", "app-", "x."]);
+        format!(
+            "{prefix}{word}{}",
+            random.pick(&["", "_1", "s", "Value"]).trim_end_matches(if word.ends_with('s') {
+                "s"
+            } else {
+                "~"
+            })
+        )
+    };
+    let env: Vec<Value> =
+        (0..3).map(|_| json!({ "name": name(random), "value": secret, "image": "x" })).collect();
+    let mut labels = serde_json::Map::new();
+    labels.insert(name(random), json!(secret));
+    labels.insert("app".into(), json!("web"));
+    let texts = [
+        format!("postgres://u:{secret}@h/db"),
+        format!("--password={secret}"),
+        format!("mysql -p{secret} shop"),
+        format!("a: 1\npassword: {secret}\n"),
+        format!("{{\"client_secret\":\"{secret}\"}}"),
+        format!("-----BEGIN RSA PRIVATE KEY-----{secret}-----END RSA PRIVATE KEY-----"),
+        format!("Authorization: Bearer {secret}"),
+        format!("Server=x;Password={secret};"),
+    ];
+    json!({
+        "metadata": { "name": "web", "labels": labels, "annotations": {
+            "kubectl.kubernetes.io/last-applied-configuration": secret, "note": random.pick(&texts.each_ref().map(String::as_str)),
+        } },
+        "spec": {
+            "containers": env, "replicas": 3, "tags": [random.pick(&texts.each_ref().map(String::as_str)), "a"],
+            "credentials": { "user": "bob", "data": [secret, { "deep": secret }] }, "args": ["--token", secret],
+        },
+        "data": { name(random): secret, "app.properties": random.pick(&texts.each_ref().map(String::as_str)) },
+    })
+}
+
+/// Whatever the expression: not in rows, errors, examples, places or notes.
+#[test]
+fn planted_credentials_never_leave() {
+    const PATHS: &[&str] = &[
+        "$",
+        "$..*",
+        "$.spec",
+        "$.spec.containers[*].value",
+        "$..value",
+        "$.metadata.annotations",
+        "$.data",
+        "$.spec.tags[0]",
+        "$.spec.containers[?(@.value == 'x')]",
+        "$.spec.args[1]",
+        "$.spec.credentials.data[1].deep",
+        "$.metadata.labels",
+    ];
+    let secret = "Hunter2xQ9z";
+    let mut random = Random(0x5bd1_e995_1234_0001);
+    let (mut evaluated, mut hidden) = (0, 0);
+    for round in 0..1_500 {
+        let expression = format!("cel:{}", random.closed_expression());
+        let type_ = random.pick(&["", "int", "bool", "map", "timestamp"]);
+        let attributes = json!([
+            { "name": "a", "path": expression, "optional": true, "type": type_ },
+            { "name": "b", "path": random.pick(PATHS), "type": type_ },
+            { "name": "required", "path": expression },
+        ]);
+        let required = round % 4 == 0;
+        let attributes = if required { attributes } else { json!([attributes[0], attributes[1]]) };
+        let export = (round % 3 == 0).then(|| json!({ "mode": "Resource", "include": "All" }));
+        let mut spec =
+            json!({ "targetGVK": { "version": "v1", "kind": "ConfigMap" }, "attributes": attributes });
+        spec["export"] = export.unwrap_or_default();
+        let policy = ExtractPolicy { records_places: true, ..ExtractPolicy::default() };
+        let spec = serde_json::from_value(spec).unwrap();
+        let Ok(profile) = CompiledProfile::compile(&spec, &OptIns::default(), &policy) else { continue };
+        let object = planted(&mut random, secret);
+        let raw = RawValue::from_string(object.to_string()).unwrap();
+        let extracted = profile.extract(&profile.gvk, &raw, None);
+        let shown = match &extracted {
+            Ok(extracted) => format!("{} {extracted:?}", extracted.attributes),
+            Err(error) => format!("{error} {error:?}"),
+        };
+        assert!(!shown.contains(secret), "{expression}\n{object}\n{shown}");
+        evaluated += 1;
+        hidden += usize::from(extracted.is_ok_and(|extracted| !extracted.notes.redactions.is_empty()));
+    }
+    assert!(evaluated > 800 && hidden > 400, "{evaluated} {hidden}");
 }
 
 /// Writes a value with its keys in a random order.

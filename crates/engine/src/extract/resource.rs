@@ -2,6 +2,8 @@
 
 mod jq;
 
+use std::sync::Arc;
+
 use kollect_model::{
     SpecError,
     crd::profile::{ExportSections, PrunePreset, ResourceExport},
@@ -9,8 +11,8 @@ use kollect_model::{
 
 use crate::{
     extract::{
-        cel::{CelVariables, Expression},
-        jsonpath::Path,
+        cel::{CelVariables, EvalError, Expression},
+        jsonpath::{Path, RemovalTree},
     },
     json::{Json, JsonMap, Projection},
 };
@@ -39,6 +41,9 @@ const WRITTEN_BY_THE_CLUSTER: [&[&str]; 8] = [
 /// Addresses of a Service that the cluster has chosen.
 const ADDRESSES: [&[&str]; 2] = [&["spec", "clusterIP"], &["spec", "clusterIPs"]];
 
+/// The sections that are exported by default.
+const SPEC_AND_STATUS: &[&str] = &["spec", "status"];
+
 /// The most bytes of pointers that one expression of `prune.cel` may give, and how many all of them may.
 const MAX_POINTER_BYTES: usize = 1 << 20;
 const MAX_POINTERS: usize = 1000;
@@ -46,7 +51,7 @@ const MAX_POINTERS: usize = 1000;
 /// How an object becomes an attribute.
 #[derive(Debug)]
 pub(crate) struct CompiledResourceExport {
-    pub(crate) name: String,
+    pub(crate) name: Arc<str>,
     sections: &'static [&'static str],
     everything: bool,
     without_identity: bool,
@@ -56,6 +61,14 @@ pub(crate) struct CompiledResourceExport {
     paths: Vec<Path>,
     /// Each gives pointers; what it reads of an object.
     expressions: Vec<(Expression, Projection)>,
+}
+
+/// Why an object is not exported.
+pub(crate) enum PruneError {
+    /// What is pruned depends on a redacted value.
+    Redacted,
+    /// An expression of `prune.cel` failed.
+    Failed(String),
 }
 
 impl CompiledResourceExport {
@@ -102,12 +115,12 @@ impl CompiledResourceExport {
         }
         let pointers = prune.iter().flat_map(|prune| &prune.json_pointers);
         Ok(Self {
-            name: spec.as_.clone(),
+            name: spec.as_.as_str().into(),
             sections: match spec.include {
                 ExportSections::MetadataOnly => &["metadata"],
                 ExportSections::SpecOnly => &["spec"],
                 ExportSections::StatusOnly => &["status"],
-                ExportSections::SpecAndStatus => &["spec", "status"],
+                ExportSections::SpecAndStatus => SPEC_AND_STATUS,
                 ExportSections::All => &[],
             },
             everything: spec.include == ExportSections::All,
@@ -128,23 +141,27 @@ impl CompiledResourceExport {
         self.expressions.iter().for_each(|(expression, _)| expression.add_reads_to(projection));
     }
 
+    /// Whether the object is exported as a whole because it has no `spec`, such as a ConfigMap: then all of it must be read.
+    pub(crate) fn exports_everything_of(&self, object: &JsonMap<'_>) -> bool {
+        self.sections == SPEC_AND_STATUS && object.get("spec").is_none()
+    }
+
     pub(crate) fn reads_namespace(&self) -> bool {
         self.expressions.iter().any(|(expression, _)| expression.reads_namespace())
     }
 
-    /// What is exported of an object, or which expression of `prune.cel` failed: an object that may not be pruned as it was asked for
-    /// is not exported.
+    /// What is exported of an object. An object that cannot be pruned as it was asked for is not exported.
     pub(crate) fn build<'a>(
         &self,
         object: JsonMap<'a>,
         namespace: Option<&Json<'_>>,
-    ) -> Result<Json<'a>, String> {
+    ) -> Result<Json<'a>, PruneError> {
+        let everything = self.everything || self.exports_everything_of(&object);
         let object = Json::Map(object);
         let computed = self.computed_pointers(&object, namespace)?;
-        let Json::Map(mut object) = object else { return Err("it is not a map of fields".into()) };
-        let kept = |key: &str| {
-            self.everything || key == "apiVersion" || key == "kind" || self.sections.contains(&key)
-        };
+        let Json::Map(mut object) = object else { return Ok(object) };
+        let kept =
+            |key: &str| everything || key == "apiVersion" || key == "kind" || self.sections.contains(&key);
         object.retain(kept);
         if let Some(Json::Map(metadata)) = object.get_mut("metadata") {
             let minimal = self.preset == Some(PrunePreset::Minimal);
@@ -172,8 +189,11 @@ impl CompiledResourceExport {
             Some(PrunePreset::Status) => remove(&mut object, &["status"]),
             None => {}
         }
-        self.pointers.iter().chain(&computed).for_each(|pointer| remove(&mut object, pointer));
-        self.paths.iter().for_each(|path| path.remove(&mut object));
+        let mut removals = RemovalTree::default();
+        let pointers = self.pointers.iter().chain(&computed).filter(|pointer| !pointer.is_empty());
+        pointers.for_each(|pointer| removals.add_pointer(&object, pointer));
+        self.paths.iter().for_each(|path| path.add_removals(&object, &mut removals));
+        removals.apply(&mut object);
         Ok(object)
     }
 
@@ -182,13 +202,16 @@ impl CompiledResourceExport {
         &self,
         object: &Json<'_>,
         namespace: Option<&Json<'_>>,
-    ) -> Result<Vec<Vec<String>>, String> {
+    ) -> Result<Vec<Vec<String>>, PruneError> {
         let mut pointers = Vec::new();
         for (index, (expression, reads)) in self.expressions.iter().enumerate() {
-            let failed = |problem: String| format!("prune.cel[{index}]: {problem}");
+            let failed = |problem: String| PruneError::Failed(format!("prune.cel[{index}]: {problem}"));
             let result = CelVariables::new(object, reads, namespace)
-                .and_then(|variables| expression.evaluate(&variables, MAX_POINTER_BYTES))
-                .map_err(|error| failed(error.to_string()))?;
+                .and_then(|variables| expression.evaluate(&variables, MAX_POINTER_BYTES));
+            let result = match result {
+                Err(EvalError::Redacted) => return Err(PruneError::Redacted),
+                result => result.map_err(|error| failed(error.to_string()))?,
+            };
             let texts = match result {
                 Json::Null => Vec::new(),
                 Json::List(items) => items,
@@ -196,6 +219,9 @@ impl CompiledResourceExport {
             };
             if pointers.len() + texts.len() > MAX_POINTERS {
                 return Err(failed(format!("more than {MAX_POINTERS} pointers")));
+            }
+            if texts.contains(&Json::Redacted) {
+                return Err(PruneError::Redacted);
             }
             for text in texts {
                 match text.as_str().filter(|text| text.starts_with('/')) {
@@ -214,23 +240,13 @@ fn segments(pointer: &str) -> Vec<String> {
     pointer.split('/').skip(1).map(unescaped).collect()
 }
 
-/// Removes the value at a pointer. Items of a list become null, so that the others keep their index.
-fn remove<S: AsRef<str>>(value: &mut Json<'_>, pointer: &[S]) {
-    let Some((first, rest)) = pointer.split_first() else { return };
-    let first = first.as_ref();
-    match value {
-        Json::Map(map) if rest.is_empty() => drop(map.remove(first)),
-        Json::Map(map) => {
-            if let Some(child) = map.get_mut(first) {
+/// Removes the value of nested keys.
+fn remove(value: &mut Json<'_>, keys: &[&str]) {
+    match (value, keys) {
+        (Json::Map(map), [key]) => drop(map.remove(key)),
+        (Json::Map(map), [key, rest @ ..]) => {
+            if let Some(child) = map.get_mut(key) {
                 remove(child, rest);
-            }
-        }
-        Json::List(items) => {
-            let item = first.parse::<usize>().ok().and_then(|index| items.get_mut(index));
-            match item {
-                Some(item) if rest.is_empty() => *item = Json::Null,
-                Some(item) => remove(item, rest),
-                None => {}
             }
         }
         _ => {}

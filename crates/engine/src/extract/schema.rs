@@ -10,7 +10,10 @@ use std::{
 
 use kollect_model::{
     SpecError,
-    crd::{profile::KollectProfileSpec, shapes::Gvk},
+    crd::{
+        profile::{ExportMode, ExportSections, KollectProfileSpec},
+        shapes::Gvk,
+    },
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, value::RawValue};
@@ -218,6 +221,7 @@ pub fn check(spec: &KollectProfileSpec, schema: &ObjectSchema) -> Vec<SpecError>
             warnings.extend(found.into_iter().map(|w| with_caret(&*field, text, Some(w.at), &w.problem)));
         }
     }
+    warnings.extend(missing_section(spec, schema));
     for (index, text) in spec.export.iter().flat_map(|e| &e.prune).flat_map(|prune| &prune.cel).enumerate() {
         let text = text.trim();
         let text = text.strip_prefix("cel:").unwrap_or(text);
@@ -226,6 +230,25 @@ pub fn check(spec: &KollectProfileSpec, schema: &ObjectSchema) -> Vec<SpecError>
         warnings.extend(found.into_iter().map(|w| with_caret(&*field, text, w.at, &w.problem)));
     }
     warnings
+}
+
+/// A warning about a section that whole objects of the kind do not have.
+fn missing_section(spec: &KollectProfileSpec, schema: &ObjectSchema) -> Option<SpecError> {
+    let export = spec.export.as_ref().filter(|export| export.mode == ExportMode::Resource)?;
+    let (include, section) = match export.include {
+        ExportSections::SpecOnly => ("SpecOnly", "spec"),
+        ExportSections::StatusOnly => ("StatusOnly", "status"),
+        // Objects without a spec are exported as a whole.
+        ExportSections::SpecAndStatus | ExportSections::MetadataOnly | ExportSections::All => return None,
+    };
+    let is_missing = matches!(schema.shape().field(section), Field::Missing(_));
+    is_missing.then(|| {
+        let kind = &spec.target_gvk.kind;
+        let problem = format!(
+            "{kind} has no {section}: rows have apiVersion and kind only; use All, or leave include out"
+        );
+        SpecError::new("spec.export.include", &include.into(), problem)
+    })
 }
 
 #[cfg(test)]

@@ -60,8 +60,11 @@ fn a_wildcard_gives_a_list_whatever_it_finds() {
     let raw = to_raw_value(&containers(&["a", "b"])).unwrap();
     let extracted = profile.extract(&profile.gvk, &raw, None).unwrap();
     assert_eq!(extracted.attributes.get(), r#"{"images":["a","b"],"one":null}"#);
-    let nulls: Vec<_> = extracted.nulls.iter().map(|null| (&*null.name, null.cause, null.found)).collect();
-    assert_eq!(nulls, [("one", NullCause::TypeMismatch, "a list")], "two images are not one string");
+    let nulls: Vec<_> =
+        extracted.notes.nulls.iter().map(|null| (&*null.name, null.cause, null.types)).collect();
+    let expected = [("one", NullCause::TypeMismatch, Some(("string", "a list")))];
+    assert_eq!(nulls, expected, "two images are not one string");
+    assert_eq!(extracted.examples, [("one".into(), r#"["a","b"]"#.to_owned())]);
 }
 
 #[test]
@@ -219,7 +222,7 @@ fn whole_objects_are_pruned_in_the_documented_order() {
     );
     assert_eq!(
         everything,
-        r#"{"resource":{"apiVersion":"apps/v1","data":{"k":"v"},"kind":"Deployment","metadata":{"annotations":{"kept":"y"},"generation":3,"labels":{"a":"b"},"name":"web","namespace":"shop","uid":"u"},"spec":{"dbPassword":{"reason":"sensitive-key","redacted":true},"list":[null,{}],"replicas":3}}}"#
+        r#"{"resource":{"apiVersion":"apps/v1","data":{"k":"v"},"kind":"Deployment","metadata":{"annotations":{"kept":"y"},"generation":3,"labels":{"a":"b"},"name":"web","namespace":"shop","uid":"u"},"spec":{"dbPassword":{"reason":"sensitive-key","redacted":true},"list":[{}],"replicas":3}}}"#
     );
 }
 
@@ -430,19 +433,45 @@ fn secrets_of_namespaces_are_removed_too() {
 
 #[test]
 fn redaction_does_not_depend_on_which_other_fields_are_read() {
-    let object = json!({ "spec": { "tls": { "cert": "c", "key": "hunter2" }, "valueFrom": { "secretKeyRef": {}, "other": 1 } } });
-    let cert = json!({ "name": "cert", "path": "$.spec.tls.cert" });
-    let key = json!({ "name": "secret", "path": "$.spec.tls.key" });
-    let any = json!({ "name": "any", "path": "{.spec.*.cert}" });
-    let other = json!({ "name": "other", "path": "$.spec.valueFrom.other" });
-    let value = |attributes: Value, name: &str| {
-        let row: Value = serde_json::from_str(&extract(&spec("Pod", attributes), object.clone())).unwrap();
-        row[name].clone()
+    let object = json!({ "spec": {
+        "tls": { "cert": "c", "key": "hunter2" },
+        "volume": { "secret": { "secretName": "s1", "optional": false, "items": [{ "key": "k", "path": "p" }] } },
+        "login": { "secret": { "secretName": "s1", "other": "hunter2", "key": "Hunter2" } },
+        "db": { "password": { "secret": "shop-db", "key": "db" }, "token": { "secret": "Hunter2", "key": "Hunter3" } },
+        "env": [{ "name": "PASSWORD", "value": "hunter2" }, { "key": "token", "default": "hunter2" }],
+        "data": [{ "secretKey": "k", "remoteRef": { "key": "r" } }, { "secretKey": "hunter2" }],
+        "headers": [{ "headerName": "x-api-key", "headerValue": "hunter2" }],
+        "files": [{ "path": "/etc/token.csv", "content": "hunter2" }],
+    } });
+    let whole: Value =
+        serde_json::from_str(&extract(&spec("Pod", json!([{ "name": "all", "path": "$" }])), object.clone()))
+            .unwrap();
+    let mut places = Vec::new();
+    leaves(&object, &mut String::new(), &mut places);
+    assert!(places.len() > 20, "{places:?}");
+    for place in places {
+        let alone = json!([{ "name": "alone", "path": format!("${place}") }]);
+        let row: Value = serde_json::from_str(&extract(&spec("Pod", alone), object.clone())).unwrap();
+        let pointer = place.replace('[', ".").replace(']', "").replace('.', "/");
+        assert_eq!(row["alone"], *whole["all"].pointer(&pointer).unwrap(), "{place}");
+    }
+}
+
+/// The paths of all scalars.
+fn leaves(value: &Value, path: &mut String, found: &mut Vec<String>) {
+    let length = path.len();
+    let step = |path: &mut String, step: String, value: &Value, found: &mut Vec<String>| {
+        path.push_str(&step);
+        leaves(value, path, found);
+        path.truncate(length);
     };
-    assert_eq!(value(json!([cert]), "cert"), value(json!([cert, key]), "cert"));
-    assert_eq!(value(json!([cert]), "cert")["redacted"], true);
-    assert_eq!(value(json!([any]), "any"), value(json!([any, key]), "any"));
-    assert_eq!(value(json!([other]), "other")["redacted"], true);
+    match value {
+        Value::Object(map) => map.iter().for_each(|(key, value)| step(path, format!(".{key}"), value, found)),
+        Value::Array(items) => {
+            items.iter().enumerate().for_each(|(index, item)| step(path, format!("[{index}]"), item, found));
+        }
+        _ => found.push(path.clone()),
+    }
 }
 
 fn opted_in(attributes: Value, object: &Value) -> Result<String, String> {
@@ -496,14 +525,6 @@ fn the_result_of_a_path_has_a_size_limit() {
 }
 
 #[test]
-fn a_null_result_is_not_redacted_although_a_value_beside_it_is() {
-    let attributes =
-        json!([{ "name": "a", "path": "cel:object.spec.env.exists(e, e.value == 'nope') ? 'yes' : null" }]);
-    let object = json!({ "spec": { "env": [{ "name": "DB_PASSWORD", "value": "hunter2" }] } });
-    assert_eq!(extract(&spec("Pod", attributes), object), r#"{"a":null}"#);
-}
-
-#[test]
 fn an_attribute_that_is_too_large_fails_by_name_before_it_is_copied() {
     let attributes = json!([
         { "name": "small", "path": "cel:object.small", "optional": true },
@@ -521,7 +542,7 @@ fn an_attribute_that_is_too_large_fails_by_name_before_it_is_copied() {
     let raw = to_raw_value(&object).unwrap();
     let extracted = profile.extract(&profile.gvk, &raw, None).unwrap();
     assert_eq!(extracted.attributes.get(), r#"{"small":1}"#);
-    assert_eq!(extracted.nulls.len(), 4, "{:?}", extracted.nulls);
+    assert_eq!(extracted.notes.nulls.len(), 4, "{:?}", extracted.notes.nulls);
     let required = json!([{ "name": "whole", "path": "$" }]);
     let profile =
         compile(&spec("Pod", required), OptIns::default()).unwrap_or_else(|e| unreachable!("{e:?}"));
@@ -557,5 +578,111 @@ fn an_error_in_an_expression_of_several_lines_shows_its_line() {
     assert_eq!(
         errors[0].problem,
         "there is no variable objct: did you mean object? (line 2, column 3)\n      objct.x\n      ^"
+    );
+}
+
+#[test]
+fn objects_without_a_spec_are_exported_as_a_whole_without_noise() {
+    let mut spec: KollectProfileSpec = serde_json::from_value(json!({
+        "targetGVK": { "version": "v1", "kind": "ConfigMap" }, "attributes": [{ "name": "x", "path": "$.data.x" }],
+        "export": { "mode": "Resource" },
+    }))
+    .unwrap();
+    let object = json!({ "metadata": { "name": "a", "uid": "u", "labels": { "l": "1" }, "managedFields": [1], "resourceVersion": "5" },
+        "data": { "x": "1", "db.password": "hunter2" } });
+    assert_eq!(
+        extract(&spec, object.clone()),
+        r#"{"resource":{"apiVersion":"v1","data":{"db.password":{"reason":"sensitive-key","redacted":true},"x":"1"},"kind":"ConfigMap","metadata":{"labels":{"l":"1"}}},"x":"1"}"#
+    );
+    spec.export.as_mut().unwrap().include = kollect_model::crd::profile::ExportSections::SpecOnly;
+    assert_eq!(extract(&spec, object), r#"{"resource":{"apiVersion":"v1","kind":"ConfigMap"},"x":"1"}"#);
+}
+
+#[test]
+fn an_object_whose_pruning_depends_on_a_redacted_value_is_hidden_as_a_whole() {
+    let object = json!({ "spec": { "password": "hunter2", "a": 1 } });
+    let export = json!({ "mode": "Resource", "prune": { "cel": ["object.spec.password == 'x' ? '/spec/a' : '/spec/b'"] } });
+    assert_eq!(
+        exported(export, object.clone()),
+        r#"{"resource":{"reason":"sensitive-key","redacted":true}}"#
+    );
+    let export = json!({ "mode": "Resource", "prune": { "cel": ["has(object.spec.password) ? '/spec/a' : '/spec/b'"] } });
+    assert!(exported(export, object).contains(r#""spec":{"password":{"reason""#));
+}
+
+#[test]
+fn redactions_and_nulls_are_noted_with_examples() {
+    let spec = spec(
+        "Pod",
+        json!([
+            { "name": "env", "path": "$.spec.env[*].value" },
+            { "name": "first", "path": "cel:object.spec.env[0].value == 'x'" },
+            { "name": "url", "path": "cel:object.spec.env[1].value" },
+            { "name": "names", "path": "$.spec.env[*].name" },
+            { "name": "ready", "path": "$.spec.ready", "type": "bool" },
+            { "name": "count", "path": "$.spec.ready", "type": "int" },
+            { "name": "text", "path": "$.spec.url", "type": "int" },
+            { "name": "missing", "path": "$.spec.nope", "optional": true },
+            { "name": "failed", "path": "cel:object.spec.env[9].name", "optional": true },
+        ]),
+    );
+    let profile = compiled(&spec);
+    let object = json!({ "spec": { "ready": "True", "url": "redis://:hunter2@h",
+        "env": [{ "name": "PASSWORD", "value": "hunter2" }, { "name": "URL", "value": "redis://:hunter2@h" }] } });
+    let extracted = profile.extract(&profile.gvk, &to_raw_value(&object).unwrap(), None).unwrap();
+    let redactions: Vec<_> = extracted.notes.redactions.iter().map(|r| (&*r.name, r.values)).collect();
+    assert_eq!(redactions, [("env", 2), ("first", 1), ("url", 1)]);
+    let nulls: Vec<_> =
+        extracted.notes.nulls.iter().map(|null| (&*null.name, null.cause, null.types)).collect();
+    assert_eq!(
+        nulls,
+        [
+            ("count", NullCause::TypeMismatch, Some(("int", "a string"))),
+            ("text", NullCause::TypeMismatch, Some(("int", "a string"))),
+            ("missing", NullCause::Missing, None),
+            ("failed", NullCause::Failed, None),
+        ]
+    );
+    let examples: Vec<_> = extracted.examples.iter().map(|(name, text)| (&**name, &**text)).collect();
+    assert_eq!(
+        examples,
+        [("count", r#""True""#), ("text", r#""redis://:***@h""#), ("failed", "index out of bounds: 9")]
+    );
+    assert!(extracted.attributes.get().contains(r#""ready":true"#), "{}", extracted.attributes);
+    assert!(extracted.places.is_empty(), "only if they are asked for");
+}
+
+#[test]
+fn values_of_secrets_are_in_no_example() {
+    let opt_ins = OptIns { secret_extraction: true, ..OptIns::default() };
+    let spec = spec("Secret", json!([{ "name": "n", "path": "$.data.n", "type": "int" }]));
+    let profile = compile(&spec, opt_ins).unwrap_or_else(|e| unreachable!("{e:?}"));
+    let raw = to_raw_value(&json!({ "data": { "n": "aHVudGVyMg==" } })).unwrap();
+    let extracted = profile.extract(&profile.gvk, &raw, None).unwrap();
+    assert_eq!((extracted.notes.nulls.len(), extracted.examples.len()), (1, 0));
+}
+
+#[test]
+fn names_of_attributes_that_mean_a_credential_and_paths_that_find_nothing_are_warnings() {
+    let spec = spec(
+        "Pod",
+        json!([
+            { "name": "secrets", "path": "$.spec.volumes[*].secret.secretName" },
+            { "name": "secretNames", "path": "$.spec.volumes[*].secret.secretName" },
+            { "name": "hasSecret", "path": "cel:has(object.spec.secret)", "type": "bool" },
+            { "name": "app", "path": "$.metadata.labels.app.kubernetes.io/name" },
+        ]),
+    );
+    let warnings: Vec<String> = compiled(&spec).warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(
+        warnings[0].starts_with("spec.attributes[0].name = \"secrets\": means a credential"),
+        "{warnings:?}"
+    );
+    assert!(warnings[1].contains("quote it, as in ['app.kubernetes.io/name']"), "{warnings:?}");
+    let object = json!({ "spec": { "volumes": [{ "secret": { "secretName": "regcred" } }, { "secret": { "secretName": "shop-db" } }], "secret": { "name": "x" } } });
+    assert_eq!(
+        extract(&spec, object),
+        r#"{"app":null,"hasSecret":true,"secretNames":["regcred","shop-db"],"secrets":[{"reason":"sensitive-key","redacted":true},"shop-db"]}"#
     );
 }

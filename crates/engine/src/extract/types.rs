@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::{extract::cel::is_quantity, json::Json, scrub::is_marker};
+use crate::{extract::cel::is_quantity, json::Json};
 
 /// Types that an attribute can be declared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,55 +47,78 @@ impl AttributeType {
         }
     }
 
-    /// The value in this type, or `None` if something would be lost. Null and the redaction marker have every type. A
+    /// The value in this type, or the value itself if something would be lost. Null and a redacted value have every type. A
     /// path that yields a list stands for its only item.
-    pub(crate) fn convert(self, value: Json<'_>, from_list_path: bool) -> Option<Json<'_>> {
-        if value.is_null() || is_marker(&value) {
-            return Some(value);
-        }
+    pub(crate) fn convert(self, value: Json<'_>, from_list_path: bool) -> Result<Json<'_>, Json<'_>> {
         match value {
+            Json::Null | Json::Redacted => Ok(value),
             Json::List(mut items) if from_list_path && self != Self::List => match items.len() {
-                0 => Some(Json::Null),
+                0 => Ok(Json::Null),
                 1 => self.convert(items.remove(0), false),
-                _ => None,
+                // It may not be known how many there are.
+                _ if items.contains(&Json::Redacted) => Ok(Json::Redacted),
+                _ => Err(Json::List(items)),
             },
             value => self.convert_one(value),
         }
     }
 
-    fn convert_one(self, value: Json<'_>) -> Option<Json<'_>> {
+    fn convert_one(self, value: Json<'_>) -> Result<Json<'_>, Json<'_>> {
+        let text_if = |fits: bool, text| if fits { Ok(Json::String(text)) } else { Err(Json::String(text)) };
         match (self, value) {
             (Self::String, value @ Json::String(_))
             | (Self::Number, value @ Json::Number(_))
             | (Self::Bool, value @ Json::Bool(_))
             | (Self::List, value @ Json::List(_))
-            | (Self::Map, value @ Json::Map(_)) => Some(value),
-            (Self::String | Self::Quantity, Json::Number(text)) => Some(Json::String(text)),
-            (Self::String, Json::Bool(b)) => Some(Json::String(if b { "true" } else { "false" }.into())),
-            (Self::Int, Json::Number(text) | Json::String(text)) => integer(text).map(Json::Number),
-            (Self::Number, Json::String(text)) => is_number(&text).then_some(Json::Number(text)),
-            (Self::Bool, Json::String(text)) => text.parse().ok().map(Json::Bool),
-            (Self::Timestamp, Json::String(text)) => is_timestamp(&text).then_some(Json::String(text)),
-            (Self::Quantity, Json::String(text)) => is_quantity(&text).then_some(Json::String(text)),
-            _ => None,
+            | (Self::Map, value @ Json::Map(_)) => Ok(value),
+            (Self::String | Self::Quantity, Json::Number(text)) => Ok(Json::String(text)),
+            (Self::String, Json::Bool(b)) => Ok(Json::String(if b { "true" } else { "false" }.into())),
+            (Self::Int, Json::Number(text)) => integer(text).map(Json::Number).map_err(Json::Number),
+            (Self::Int, Json::String(text)) => integer(text).map(Json::Number).map_err(Json::String),
+            (Self::Number, Json::String(text)) if is_number(&text) => Ok(Json::Number(text)),
+            (Self::Bool, Json::String(text)) => boolean(&text).map(Json::Bool).ok_or(Json::String(text)),
+            (Self::Timestamp, Json::String(text)) => text_if(is_timestamp(&text), text),
+            (Self::Quantity, Json::String(text)) => text_if(is_quantity(&text), text),
+            (_, value) => Err(value),
         }
+    }
+}
+
+/// Conditions of Kubernetes have `True` and `False`.
+fn boolean(text: &str) -> Option<bool> {
+    match text {
+        "true" | "True" => Some(true),
+        "false" | "False" => Some(false),
+        _ => None,
     }
 }
 
 /// The longest integer that is written out of an exponent.
 const MAX_DIGITS: usize = 400;
 
-/// The text of an integer of any size: `2.0`, `1E5` and `-0` are written as 2, 100000 and 0.
-fn integer(text: Cow<'_, str>) -> Option<Cow<'_, str>> {
-    let digits = text.strip_prefix('-').unwrap_or(&text);
+/// The text of an integer of any size: `2.0`, `1E5` and `-0` are written as 2, 100000 and 0. Any other text comes back.
+fn integer(text: Cow<'_, str>) -> Result<Cow<'_, str>, Cow<'_, str>> {
+    if is_plain_integer(&text) {
+        return Ok(text);
+    }
+    match written_out(&text) {
+        Some(integer) => Ok(integer),
+        None => Err(text),
+    }
+}
+
+fn is_plain_integer(text: &str) -> bool {
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()) && !digits.starts_with('0')
+}
+
+fn written_out(text: &str) -> Option<Cow<'static, str>> {
+    let digits = text.strip_prefix('-').unwrap_or(text);
     if !digits.starts_with(|c: char| c.is_ascii_digit()) || has_leading_zero(digits) {
         return None;
     }
     if digits == "0" {
         return Some(Cow::Borrowed("0"));
-    }
-    if digits.bytes().all(|b| b.is_ascii_digit()) {
-        return Some(text);
     }
     let (number, exponent) = match digits.split_once(['e', 'E']) {
         Some((number, exponent)) => (number, exponent.parse::<i64>().ok()?),
@@ -144,7 +167,7 @@ mod tests {
 
     fn convert(type_: &str, text: &str, from_list_path: bool) -> Option<String> {
         let value = Json::read(text, &Projection::everything()).unwrap();
-        let converted = AttributeType::named(type_).unwrap().convert(value, from_list_path)?;
+        let converted = AttributeType::named(type_).unwrap().convert(value, from_list_path).ok()?;
         let mut out = String::new();
         converted.write(&mut out);
         Some(out)
@@ -169,6 +192,8 @@ mod tests {
             ("number", "12345678901234567890.5", "12345678901234567890.5"),
             ("number", r#""1e3""#, "1e3"),
             ("bool", r#""false""#, "false"),
+            ("bool", r#""True""#, "true"),
+            ("bool", r#""False""#, "false"),
             ("list", "[1]", "[1]"),
             ("map", "{}", "{}"),
             ("timestamp", r#""2026-11-15T10:00:00Z""#, r#""2026-11-15T10:00:00Z""#),
@@ -177,11 +202,6 @@ mod tests {
             ("quantity", r#""1.5Gi""#, r#""1.5Gi""#),
             ("quantity", "2", r#""2""#),
             ("int", "null", "null"),
-            (
-                "int",
-                r#"{"reason":"sensitive-key","redacted":true}"#,
-                r#"{"reason":"sensitive-key","redacted":true}"#,
-            ),
         ] {
             assert_eq!(convert(type_, from, false).as_deref(), Some(to), "{from} as {type_}");
         }
@@ -203,6 +223,9 @@ mod tests {
             ("number", r#""NaN""#),
             ("number", r#"" 1""#),
             ("bool", r#""yes""#),
+            ("bool", r#""TRUE""#),
+            ("bool", r#""Unknown""#),
+            ("map", r#""{}""#),
             ("bool", "1"),
             ("list", r#""a""#),
             ("map", "[]"),
@@ -223,5 +246,25 @@ mod tests {
         assert_eq!(convert("string", r#"["a","b"]"#, true), None);
         assert_eq!(convert("list", r#"["a"]"#, true).as_deref(), Some(r#"["a"]"#));
         assert_eq!(convert("string", r#"["a"]"#, false), None, "a list is not its item");
+    }
+
+    #[test]
+    fn a_redacted_value_has_every_type() {
+        for type_ in ["string", "int", "number", "bool", "list", "map", "timestamp", "quantity"] {
+            let type_ = AttributeType::named(type_).unwrap();
+            assert_eq!(type_.convert(Json::Redacted, false), Ok(Json::Redacted));
+            if type_ != AttributeType::List {
+                let list = Json::List(vec![Json::Bool(true), Json::Redacted]);
+                assert_eq!(
+                    type_.convert(list, true),
+                    Ok(Json::Redacted),
+                    "it is not known how many there are"
+                );
+            }
+        }
+        let looks_like_it =
+            Json::read(r#"{"reason":"sensitive-key","redacted":true}"#, &Projection::everything());
+        let converted = AttributeType::Int.convert(looks_like_it.unwrap(), false);
+        assert!(converted.is_err(), "a map of an object is a map");
     }
 }

@@ -19,6 +19,8 @@ pub(super) struct TouchedRow {
     pub(super) before: Option<Arc<Row>>,
     /// Why it was removed; `None`: it exists.
     pub(super) removal: Option<RemovalCause>,
+    /// The store never had the row, but a sink may hold it.
+    pub(super) may_be_held: bool,
 }
 
 /// Why a row was removed.
@@ -44,7 +46,7 @@ pub(super) struct DirtyRows {
     pub(super) since: Option<Instant>,
 }
 
-/// One row before and after a change.
+/// One row before and after a change. Neither: the store never had the row, a sink may hold it, and it is gone.
 #[derive(Clone, Debug)]
 pub struct StoreChange {
     /// Which row.
@@ -213,10 +215,11 @@ impl ChangeReader {
 fn change(
     target: &StoredTarget,
     key: RowKey,
-    TouchedRow { before, removal }: TouchedRow,
+    TouchedRow { before, removal, may_be_held }: TouchedRow,
 ) -> Option<StoreChange> {
     let kind = target.kinds.get(&(key.group.clone(), key.kind.clone()));
     let after = kind.and_then(|kind| kind.rows.get(&key.uid)).map(|held| held.row.clone());
     let digest = |row: &Option<Arc<Row>>| row.as_ref().map(|row| row.digest);
-    (digest(&before) != digest(&after)).then_some(StoreChange { key, before, after, removal })
+    let has_changed = digest(&before) != digest(&after) || may_be_held && after.is_none();
+    has_changed.then_some(StoreChange { key, before, after, removal })
 }

@@ -1,18 +1,18 @@
 //! Writes the rows of one kind of one target. The task of the kind holds it.
 
 use std::{
-    collections::btree_map::Entry,
+    collections::{BTreeMap, btree_map::Entry},
     sync::{Arc, Mutex},
 };
 
 use kollect_model::row::{Row, RowKey, TargetId};
 
 use super::{
-    KindName, NullAttributes, RemovalCause, RowOrigin, RowStore, StoredRow, StoredTarget, UnreadableObject,
-    Visibility, lock,
+    DroppedRow, KindName, NullExamples, RemovalCause, RowNotes, RowOrigin, RowStore, StoredRow, StoredTarget,
+    UndecidedObject, Visibility, lock,
 };
 
-/// The rows of one kind of one target, and the objects of the kind that cannot be read.
+/// The rows of one kind of one target, and the objects of the kind that have none because an attribute failed.
 pub struct KindRows {
     pub(super) id: TargetId,
     pub(super) shared: Arc<RowStore>,
@@ -28,7 +28,7 @@ pub struct KindRows {
 pub struct FailChange {
     /// The object had a row.
     pub removed_row: bool,
-    /// It was not known that the object cannot be read, or not for this reason.
+    /// It was not known that the object has no row, or not for this reason.
     pub is_new: bool,
 }
 
@@ -54,28 +54,39 @@ impl KindRows {
         }
     }
 
-    /// Origin of the row or failure of an object; `None`: it has neither.
+    /// Origin of the row or failure of an object, or of the last look at one that is undecided; `None`: there is none.
     pub fn origin(&self, uid: &str) -> Option<RowOrigin> {
         let target = lock(&self.target);
         let kind = target.kinds.get(&self.kind)?;
+        if let Some(object) = kind.undecided.get(uid) {
+            return Some(object.origin);
+        }
         let row = kind.rows.get(uid).map(|held| held.origin);
         row.or_else(|| kind.failures.get(uid).map(|failure| failure.origin))
     }
 
-    /// Stores a row and its null attributes. Returns whether the row has changed. A target that is frozen or no longer
-    /// selects the kind takes no rows.
-    pub fn upsert(&self, row: Row, origin: RowOrigin, nulls: Option<NullAttributes>) -> bool {
+    /// Whether it is not known if the target selects an object.
+    pub fn is_undecided(&self, uid: &str) -> bool {
+        let target = lock(&self.target);
+        target.kinds.get(&self.kind).is_some_and(|kind| kind.undecided.contains_key(uid))
+    }
+
+    /// Stores a row and what is worth knowing about it. Returns whether the row has changed. A target that is frozen or no
+    /// longer selects the kind takes no rows.
+    pub fn upsert(&self, row: Row, origin: RowOrigin, notes: Option<(Arc<RowNotes>, &NullExamples)>) -> bool {
+        let (notes, examples) = notes.map_or((None, &[][..]), |(notes, examples)| (Some(notes), examples));
         let row = Arc::new(row);
         let mut target = lock(&self.target);
         let Some(kind) = target.writable_kind(self) else { return false };
         let uid = &row.key.uid;
         let mut must_report = kind.failures.remove(uid).is_some();
+        must_report |= kind.undecided.remove(uid).is_some();
         let (before, changed) = match kind.rows.entry(uid.clone()) {
             Entry::Occupied(mut held) => {
                 let held = held.get_mut();
                 held.origin = origin;
-                must_report |= kind.nulls.replace(uid, held.nulls.as_ref(), nulls.as_ref());
-                held.nulls = nulls;
+                must_report |= kind.notes.replace(uid, held.notes.as_ref(), notes.as_ref(), examples);
+                held.notes = notes;
                 if held.row.digest == row.digest {
                     (None, false)
                 } else {
@@ -83,8 +94,8 @@ impl KindRows {
                 }
             }
             Entry::Vacant(entry) => {
-                kind.nulls.replace(uid, None, nulls.as_ref());
-                entry.insert(StoredRow { row: row.clone(), origin, nulls });
+                kind.notes.replace(uid, None, notes.as_ref(), examples);
+                entry.insert(StoredRow { row: row.clone(), origin, notes });
                 (None, true)
             }
         };
@@ -96,32 +107,55 @@ impl KindRows {
         changed
     }
 
+    /// It is not known whether the target selects the object: its row stays as it is, here and in sinks. Returns whether that is
+    /// new.
+    pub fn undecide(&self, key: RowKey, name: Arc<str>, origin: RowOrigin) -> bool {
+        let mut target = lock(&self.target);
+        let Some(kind) = target.writable_kind(self) else { return false };
+        if let Some(held) = kind.rows.get_mut(&key.uid) {
+            held.origin = origin;
+        }
+        kind.failures.remove(&key.uid);
+        let is_new = kind.undecided.insert(key.uid.clone(), UndecidedObject { key, name, origin }).is_none();
+        if is_new {
+            self.shared.report(&self.id, &mut target);
+        }
+        is_new
+    }
+
     /// Removes the row or the failure of an object. Returns whether there was a row.
     pub fn remove(&self, uid: &str) -> bool {
         let mut target = lock(&self.target);
         let Some(kind) = target.writable_kind(self) else { return false };
         let had_failed = kind.failures.remove(uid).is_some();
+        let undecided = kind.undecided.remove(uid);
         let held = kind.remove_row(uid);
         if let Some(StoredRow { row, origin, .. }) = &held {
             target.changed(&self.shared, &row.key, Some(row), Err(self.cause(*origin)));
+        } else if let Some(object) = undecided {
+            // A sink may hold its row.
+            target.decided(&self.shared, &object.key, self.cause(object.origin));
         } else if had_failed {
             self.shared.report(&self.id, &mut target);
         }
         held.is_some()
     }
 
-    /// Records that an object cannot be read, and removes its row. A target that is frozen or no longer selects the
-    /// kind takes no failures.
+    /// Records that an object has no row because a required attribute failed, and removes the row that it had. A target that is
+    /// frozen or no longer selects the kind takes no failures.
     pub fn fail(&self, key: RowKey, origin: RowOrigin, why: String) -> FailChange {
         let mut target = lock(&self.target);
         let Some(kind) = target.writable_kind(self) else { return FailChange::default() };
         let held = kind.remove_row(&key.uid);
+        let undecided = kind.undecided.remove(&key.uid);
         let before = kind.failures.get(&key.uid);
         let is_new =
             !before.is_some_and(|before| before.origin.is_of(origin.definition) && before.why == why);
-        kind.failures.insert(key.uid.clone(), UnreadableObject { key, origin, why });
+        kind.failures.insert(key.uid.clone(), DroppedRow { key, origin, why });
         if let Some(StoredRow { row, origin, .. }) = &held {
             target.changed(&self.shared, &row.key, Some(row), Err(self.cause(*origin)));
+        } else if let Some(object) = undecided {
+            target.decided(&self.shared, &object.key, self.cause(object.origin));
         } else if is_new {
             self.shared.report(&self.id, &mut target);
         }
@@ -148,9 +182,15 @@ impl KindRows {
         let failures = kind.failures.len();
         kind.failures.retain(|_, failure| !condition(&failure.key, failure.origin));
         let must_report = kind.failures.len() < failures;
+        let undecided = kind.undecided.extract_if(.., |_, object| condition(&object.key, object.origin));
+        let mut undecided: BTreeMap<Arc<str>, UndecidedObject> = undecided.collect();
         let removed = kind.remove_rows(|held| condition(&held.row.key, held.origin));
         for StoredRow { row, origin, .. } in &removed {
+            undecided.remove(&row.key.uid);
             target.changed(&self.shared, &row.key, Some(row), Err(cause(*origin)));
+        }
+        for UndecidedObject { key, origin, .. } in undecided.values() {
+            target.decided(&self.shared, key, cause(*origin));
         }
         if must_report {
             self.shared.report(&self.id, &mut target);
@@ -171,7 +211,9 @@ impl KindRows {
         let Some(kind) = target.kinds.get(&self.kind) else { return Vec::new() };
         let rows = kind.rows.values().map(|held| (&held.row.key, held.origin));
         let failures = kind.failures.values().map(|failure| (&failure.key, failure.origin));
-        let found = rows.chain(failures).filter(|(key, origin)| condition(key, *origin));
+        let without_row = kind.undecided.iter().filter(|(uid, _)| !kind.rows.contains_key(*uid));
+        let undecided = without_row.map(|(_, object)| (&object.key, object.origin));
+        let found = rows.chain(failures).chain(undecided).filter(|(key, origin)| condition(key, *origin));
         found.map(|(key, _)| key.uid.clone()).collect()
     }
 

@@ -12,7 +12,7 @@ use kollect_model::{
 use tokio::{sync::watch, time::Instant};
 
 use super::{
-    Changes, Dirty, NullAttribute, NullCause, NullCount, Revision, RowStore, ShownRows, StoredKind,
+    Changes, Dirty, NullCause, NullCount, RedactionCount, Revision, RowStore, ShownRows, StoredKind,
     StoredRow, StoredTarget, TargetKind, Visibility, changes::ChangeReader, is_replaced, lock,
 };
 
@@ -42,6 +42,8 @@ pub struct Snapshot {
     visibilities: Visibilities,
     /// Targets that no task collects now: an absent row of theirs proves nothing.
     frozen: BTreeSet<TargetId>,
+    /// Objects without a row of which it is not known whether they are selected.
+    undecided: BTreeSet<RowKey>,
     outside: Visibility,
 }
 
@@ -56,6 +58,11 @@ impl Snapshot {
         !self.frozen.is_empty()
     }
 
+    /// Number of objects without a row of which it is not known whether they are selected.
+    pub(crate) fn undecided(&self) -> usize {
+        self.undecided.len()
+    }
+
     /// How much has been seen of targets and kinds that are not in the snapshot.
     pub fn outside(&self) -> &Visibility {
         &self.outside
@@ -64,7 +71,7 @@ impl Snapshot {
     /// Whether a row is known to be gone. It is in a sink, and not in the snapshot. A row of a kind that its target
     /// no longer selects is gone when the kinds that the target selects now have been listed.
     pub fn knows_gone(&self, key: &RowKey) -> bool {
-        if self.rows.contains_key(key) || self.frozen.contains(&key.target) {
+        if self.rows.contains_key(key) || self.frozen.contains(&key.target) || self.undecided.contains(key) {
             return false;
         }
         match self.visibilities.get(&(key.target.clone(), key.group.clone(), key.kind.clone())) {
@@ -104,6 +111,7 @@ impl StoreReader {
             reached: Revision::NOTHING,
             visibilities: BTreeMap::new(),
             frozen: BTreeSet::new(),
+            undecided: BTreeSet::new(),
             outside,
         };
         let last = self.0.last_revision();
@@ -123,6 +131,8 @@ impl StoreReader {
                         .visibilities
                         .insert((id.clone(), group.clone(), name.clone()), kind.visibility.clone());
                 }
+                let without_row = kind.undecided.iter().filter(|(uid, _)| !kind.rows.contains_key(*uid));
+                snapshot.undecided.extend(without_row.map(|(_, object)| object.key.clone()));
                 let shown = kind.shown_rows();
                 if !matches!(shown, ShownRows::None) {
                     let rows = kind.rows.values().filter(|held| shown.contains(&held.row.key));
@@ -210,7 +220,20 @@ impl StoreReader {
         self.0.changed_sender.subscribe()
     }
 
-    /// Number of objects of a target that cannot be read, and the reason of one of them.
+    /// Number of objects of a target of which it is not known whether they are selected, and the names of some of them.
+    pub fn undecided(&self, target: &TargetId) -> (usize, Vec<String>) {
+        const NAMED: usize = 2;
+        let Some(target) = self.0.get(target) else { return (0, Vec::new()) };
+        let target = lock(&target);
+        let objects = target.kinds.values().flat_map(|kind| kind.undecided.values());
+        let names = objects.take(NAMED).map(|object| match &*object.key.namespace {
+            "" => object.name.to_string(),
+            namespace => format!("{namespace}/{}", object.name),
+        });
+        (target.kinds.values().map(|kind| kind.undecided.len()).sum(), names.collect())
+    }
+
+    /// Number of objects of a target that have no row because an attribute failed, and the reason of one of them.
     pub fn failures(&self, target: &TargetId) -> (usize, Option<String>) {
         let Some(target) = self.0.get(target) else { return (0, None) };
         let target = lock(&target);
@@ -222,7 +245,7 @@ impl StoreReader {
     /// How many rows of a target have an attribute that is not of the declared type.
     pub fn mismatched(&self, target: &TargetId) -> usize {
         let Some(target) = self.0.get(target) else { return 0 };
-        lock(&target).kinds.values().map(|kind| kind.nulls.mismatched()).sum()
+        lock(&target).kinds.values().map(|kind| kind.notes.mismatched()).sum()
     }
 
     /// Number of rows of a target in which an attribute has no value, by name and cause.
@@ -230,8 +253,8 @@ impl StoreReader {
         let mut sums = BTreeMap::new();
         let Some(target) = self.0.get(target) else { return sums };
         for kind in lock(&target).kinds.values() {
-            for (name, cause, rows, _) in kind.nulls.iter() {
-                *sums.entry((name.clone(), cause)).or_default() += rows;
+            for (name, cause, tally) in kind.notes.nulls() {
+                *sums.entry((name.clone(), cause)).or_default() += tally.rows;
             }
         }
         sums
@@ -243,26 +266,71 @@ impl StoreReader {
         let target = lock(&target);
         let mut counts: BTreeMap<(Arc<str>, NullCause), NullCount> = BTreeMap::new();
         for kind in target.kinds.values() {
-            for (name, cause, rows, example) in kind.nulls.iter() {
-                let is_same = |null: &&NullAttribute| null.name == *name && null.cause == cause;
-                let found = |held: &StoredRow| {
-                    held.nulls.iter().flat_map(|nulls| nulls.iter()).find(is_same).cloned()
+            for (name, cause, tally) in kind.notes.nulls() {
+                let null_of = |held: &StoredRow| {
+                    let nulls = held.notes.iter().flat_map(|notes| &notes.nulls);
+                    nulls.clone().find(|null| null.name == *name && null.cause == cause).cloned()
                 };
-                let example_of = |held: &StoredRow| Some((held.row.path(), found(held)?.found));
-                let known = example.and_then(|uid| example_of(kind.rows.get(uid)?));
+                let known =
+                    tally.example.as_ref().and_then(|(uid, found)| Some((kind.rows.get(uid)?, &**found)));
+                let example = known.or_else(|| {
+                    kind.rows.values().find(|held| null_of(held).is_some()).map(|held| (held, ""))
+                });
                 let count = counts.entry((name.clone(), cause)).or_insert_with(|| NullCount {
                     attribute: name.clone(),
                     cause,
                     rows: 0,
-                    example: known.or_else(|| kind.rows.values().find_map(example_of)).unwrap_or_default(),
+                    object: example.map(|(held, _)| held.row.path()).unwrap_or_default(),
+                    found: example.map(|(_, found)| found.to_owned()).unwrap_or_default(),
+                    types: example.and_then(|(held, _)| null_of(held)?.types),
                 });
-                count.rows += rows;
+                count.rows += tally.rows;
             }
         }
         counts.into_values().collect()
     }
 
-    /// The UIDs of the objects of a target that cannot be read.
+    /// The attributes of a target that have redacted values. To find an example, all rows may have to be searched.
+    pub fn redactions(&self, target: &TargetId) -> Vec<RedactionCount> {
+        let Some(target) = self.0.get(target) else { return Vec::new() };
+        let target = lock(&target);
+        let mut counts: BTreeMap<Arc<str>, RedactionCount> = BTreeMap::new();
+        for kind in target.kinds.values() {
+            for (name, tally) in kind.notes.redactions() {
+                let is_example = |held: &&StoredRow| {
+                    held.notes
+                        .iter()
+                        .flat_map(|notes| &notes.redactions)
+                        .any(|redacted| redacted.name == *name)
+                };
+                let known = tally.example.as_ref().and_then(|(uid, _)| kind.rows.get(uid));
+                let example = known.or_else(|| kind.rows.values().find(is_example));
+                let count = counts.entry(name.clone()).or_insert_with(|| RedactionCount {
+                    attribute: name.clone(),
+                    rows: 0,
+                    values: 0,
+                    object: example.map(|held| held.row.path()).unwrap_or_default(),
+                });
+                count.rows += tally.rows;
+                count.values += tally.values;
+            }
+        }
+        counts.into_values().collect()
+    }
+
+    /// Number of redacted values of a target, by attribute.
+    pub fn redacted_values(&self, target: &TargetId) -> BTreeMap<Arc<str>, usize> {
+        let mut sums = BTreeMap::new();
+        let Some(target) = self.0.get(target) else { return sums };
+        for kind in lock(&target).kinds.values() {
+            for (name, tally) in kind.notes.redactions() {
+                *sums.entry(name.clone()).or_default() += tally.values;
+            }
+        }
+        sums
+    }
+
+    /// The UIDs of the objects of a target that have no row because an attribute failed.
     #[cfg(test)]
     pub(crate) fn failed_objects(&self, target: &TargetId) -> BTreeSet<Arc<str>> {
         let Some(target) = self.0.get(target) else { return BTreeSet::new() };

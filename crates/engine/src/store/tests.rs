@@ -202,3 +202,83 @@ fn a_snapshot_knows_which_rows_of_a_sink_are_gone_because_of_specs() {
     assert_eq!(by_spec(&[target()], &key("Job", "a", "v")), (false, false), "it waits for a kind");
     assert_eq!(by_spec(&[target()], &key("Node", "", "v")), (true, false), "the kind has no objects");
 }
+
+#[test]
+fn a_row_of_an_undecided_object_stays_until_it_is_decided() {
+    let (writer, reader) = store();
+    let pods = writer.rows(&target(), &gvk("Pod"));
+    let origin = |version| RowOrigin { version, ..RowOrigin::default() };
+    let undecide = |uid: &str, version| {
+        pods.undecide(key("Pod", "a", uid), format!("pod-{uid}").into(), origin(version))
+    };
+    pods.upsert(row("Pod", "a", "old"), origin(1), None);
+    pods.set_visibility(Visibility::Everything);
+    let mut changes = reader.changes(&[target()]);
+    changes.take();
+    assert!(undecide("old", 2) && undecide("new", 2) && !undecide("new", 3), "it is new once");
+    assert_eq!(reader.undecided(&target()), (2, vec!["a/pod-new".to_owned(), "a/pod-old".to_owned()]));
+    assert_eq!([pods.origin("old"), pods.origin("new")].map(|origin| origin.unwrap().version), [2, 3]);
+    let gone = || {
+        let snapshot = reader.snapshot(&[target()], Visibility::Everything).unwrap();
+        ["old", "new", "other"].map(|uid| snapshot.knows_gone(&key("Pod", "a", uid)))
+    };
+    assert_eq!(gone(), [false, false, true], "a sink may hold the row of the new one");
+    assert!(changes.take().is_empty(), "nothing has changed");
+    // Decided: one is not selected, the other is.
+    assert!(!pods.remove("new"), "there was no row");
+    pods.upsert(row("Pod", "a", "old"), origin(4), None);
+    assert_eq!((gone(), reader.undecided(&target()).0), ([false, true, true], 0));
+    let taken = changes.take();
+    assert!(
+        matches!(taken.as_slice(), [change] if *change.key.uid == *"new" && change.before.is_none() && change.after.is_none()),
+        "a binding must compare: {taken:?}"
+    );
+    // What removes rows removes undecided objects.
+    undecide("old", 5);
+    undecide("new", 5);
+    assert_eq!(pods.find(|_, _| true).len(), 2);
+    pods.remove_where(|_, origin| origin.version == 5);
+    assert_eq!((reader.count(&target()), reader.undecided(&target()).0, gone()), (0, 0, [true; 3]));
+    undecide("new", 6);
+    pods.clear();
+    assert_eq!(reader.undecided(&target()).0, 0);
+}
+
+#[test]
+fn notes_of_rows_are_counted_and_their_examples_are_current() {
+    let (writer, reader) = store();
+    let pods = writer.rows(&target(), &gvk("Pod"));
+    let notes = |values| {
+        let types = Some(("int", "a string"));
+        let nulls = vec![NullAttribute { name: "n".into(), cause: NullCause::TypeMismatch, types }];
+        Arc::new(RowNotes { nulls, redactions: vec![RedactedAttribute { name: "env".into(), values }] })
+    };
+    let upsert = |uid: &str, values, found: &str| {
+        let examples = vec![("n".into(), found.to_owned())];
+        pods.upsert(row("Pod", "a", uid), RowOrigin::default(), Some((notes(values), &examples)))
+    };
+    let found = || {
+        let nulls =
+            reader.nulls(&target()).into_iter().map(|null| (null.rows, null.object, null.found)).next();
+        let redactions = reader.redactions(&target());
+        let redactions =
+            redactions.into_iter().map(|redacted| (redacted.rows, redacted.values, redacted.object)).next();
+        (nulls.unwrap_or_default(), redactions.unwrap_or_default())
+    };
+    upsert("p", 2, "x");
+    upsert("q", 3, "y");
+    assert_eq!(found(), ((2, "a/p".into(), "x".into()), (2, 5, "a/p".into())));
+    upsert("p", 2, "z");
+    assert_eq!(found().0, (2, "a/p".into(), "z".into()), "the example is what the object has now");
+    pods.remove("p");
+    assert_eq!(
+        found(),
+        ((1, "a/q".into(), String::new()), (1, 3, "a/q".into())),
+        "another example, without its value"
+    );
+    upsert("q", 1, "y");
+    assert_eq!(found(), ((1, "a/q".into(), "y".into()), (1, 1, "a/q".into())));
+    assert_eq!((reader.mismatched(&target()), reader.redacted_values(&target())["env"]), (1, 1));
+    pods.upsert(row("Pod", "a", "q"), RowOrigin::default(), None);
+    assert!(reader.nulls(&target()).is_empty() && reader.redacted_values(&target()).is_empty());
+}

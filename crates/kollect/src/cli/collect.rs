@@ -31,6 +31,7 @@ use super::{
     common_args::{BLIND, CommonArgs, INTERRUPTED, Problems, finish, refuse, start},
     deliver::{BoundInventory, OutSink, RunDestination, unwritten},
     manifests::{LabelledProfile, RequestedRun, RunInventory},
+    notes,
     print::{self, OutputFormat, printed},
     progress,
 };
@@ -41,8 +42,8 @@ use crate::{error_chain::chain_text, files::FileSource, signals::stop_signal};
 #[command(
     after_help = "Without -o and --out the rows go to the sinks of the manifests, or to the terminal if there are none.\n\
         Exit codes: 0 done; 1 the cluster or a sink failed; 2 the input is wrong and nothing was collected;\n\
-        3 something could not be seen and everything else was collected; 130 stopped by Ctrl-C;\n\
-        141 the output was closed, as by head."
+        3 something could not be seen, or has no row because an attribute failed, and everything else was collected;\n\
+        130 stopped by Ctrl-C; 141 the output was closed, as by head."
 )]
 pub(crate) struct CollectArgs {
     #[command(flatten)]
@@ -55,6 +56,9 @@ pub(crate) struct CollectArgs {
     output: Option<OutputFormat>,
     #[command(flatten)]
     out: OutSink,
+    /// Print the places of redacted values, never the values.
+    #[arg(long)]
+    show_redactions: bool,
     /// Seconds that a running write gets to finish after Ctrl-C.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     shutdown_grace_period: u64,
@@ -85,7 +89,8 @@ struct CollectRun {
 impl CollectRun {
     /// Checks everything that can be checked before objects are read.
     fn prepare(args: CollectArgs) -> Result<Self, Vec<String>> {
-        let (RequestedRun { targets, inventories, profiles, .. }, mut problems) = args.input.load();
+        let (RequestedRun { targets, inventories, profiles, .. }, mut problems) =
+            args.input.load(args.show_redactions);
         if !args.from.is_empty() {
             let selectors = targets.iter().flat_map(|target| target.selection.field_selectors());
             let refuse = |selector: &str| {
@@ -135,6 +140,8 @@ impl CollectRun {
         let collected = CollectedRows { namespaces: collector.namespaces().borrow().clone(), rows, outside };
         drop(collector);
         let blind = problems.print_new();
+        let targets: Vec<TargetId> = self.targets.iter().map(|target| target.id.clone()).collect();
+        notes::print(&collected.rows, &targets);
         let exit_code = if blind { ExitCode::from(BLIND) } else { ExitCode::SUCCESS };
         if self.inventories.iter().all(|bound| bound.sinks.is_empty()) {
             self.print(&collected)?;

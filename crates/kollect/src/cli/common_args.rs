@@ -12,7 +12,7 @@ use std::{
 use anyhow::Context;
 use kollect_engine::{
     collect::{CollectProblem, CollectSettings, Collector, Target},
-    extract::ExtractPolicy,
+    extract::{ExtractPolicy, RedactedPlace},
     names,
     select::NamespaceDefaults,
     store::{StoreReader, store},
@@ -34,7 +34,7 @@ use crate::{
 
 /// The input is wrong; nothing was collected.
 const BAD_INPUT: u8 = 2;
-/// Something that the manifests select could not be seen; everything else was collected.
+/// Something that the manifests select could not be seen, or has no row because an attribute failed; everything else was collected.
 pub(crate) const BLIND: u8 = 3;
 /// The user interrupted the run, for example with Ctrl-C.
 pub(crate) const INTERRUPTED: u8 = 130;
@@ -54,9 +54,15 @@ pub(crate) struct CommonArgs {
     /// Look at one namespace and at cluster-scoped kinds; nothing else is touched in a sink.
     #[arg(long, short = 'n', value_parser = namespace_name)]
     namespace: Option<String>,
-    /// More keys whose values are redacted, separated by commas.
+    /// More names of credentials, separated by commas: values whose key ends in one are redacted.
     #[arg(long, value_name = "KEY,…", value_delimiter = ',')]
     scrub_keys: Vec<String>,
+    /// Names that are no credentials, separated by commas: whole names, whatever the table of names says.
+    #[arg(long, value_name = "KEY,…", value_delimiter = ',')]
+    scrub_allow_keys: Vec<String>,
+    /// Mask credentials inside of texts: in URLs, files, arguments, and tokens by their shape.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = true, action = clap::ArgAction::Set)]
+    scrub_texts: bool,
     /// More kinds whose data and stringData are treated like those of Secrets, as GROUP/KIND or KIND.
     #[arg(long, value_name = "KIND,…", value_delimiter = ',')]
     sensitive_kinds: Vec<String>,
@@ -77,8 +83,9 @@ fn namespace_name(text: &str) -> Result<String, String> {
 }
 
 impl CommonArgs {
-    /// What the manifests ask for, and everything that is wrong with them.
-    pub(crate) fn load(&self) -> (RequestedRun, Vec<String>) {
+    /// What the manifests ask for, and everything that is wrong with them. `records_places`: the places of redacted values are
+    /// reported.
+    pub(crate) fn load(&self, records_places: bool) -> (RequestedRun, Vec<String>) {
         let group_kind = |text: &String| match text.split_once('/') {
             Some((group, kind)) => (group.to_owned(), kind.to_owned()),
             None => (String::new(), text.clone()),
@@ -86,6 +93,9 @@ impl CommonArgs {
         let sensitive_kinds = self.sensitive_kinds.iter().map(group_kind).collect();
         let policy = ExtractPolicy {
             scrub_keys: self.scrub_keys.clone(),
+            scrub_allow_keys: self.scrub_allow_keys.clone(),
+            scrub_texts: self.scrub_texts,
+            records_places,
             sensitive_kinds,
             max_attribute_bytes: self.max_attribute_bytes,
         };
@@ -178,7 +188,10 @@ struct ReportedProblems {
     lines: Vec<String>,
     /// Kinds that may not be listed in these namespaces.
     forbidden: BTreeMap<Gvk, Vec<(String, String)>>,
-    mismatches: BTreeMap<(TargetId, String), (usize, String)>,
+    /// By target and attribute: how many objects, and a sentence about the first of them.
+    mismatches: BTreeMap<(TargetId, Arc<str>), (usize, String)>,
+    /// By target: how many objects, and the first of them.
+    undecided: BTreeMap<TargetId, (usize, String)>,
 }
 
 impl Problems {
@@ -218,10 +231,17 @@ impl Problems {
             reported.lines.sort();
             reported.lines.drain(..).for_each(|line| eprintln!("{line}"));
             for ((target, attribute), (count, example)) in std::mem::take(&mut reported.mismatches) {
-                let objects =
-                    if count == 1 { example } else { format!("{count} objects, such as {example}") };
+                let objects = if count == 1 { "1 object".to_owned() } else { format!("{count} objects") };
+                eprintln!("warning: target {target}: {attribute} is null in {objects}: {example}");
+            }
+            for (target, (count, example)) in std::mem::take(&mut reported.undecided) {
+                let (objects, rows) = match count {
+                    1 => (example, "its row is"),
+                    _ => (format!("{count} objects, such as {example}"), "their rows are"),
+                };
                 eprintln!(
-                    "warning: target {target}: {attribute} is null: not of the declared type in {objects}"
+                    "undecided: target {target}: matchPolicy depends on redacted values of {objects}: {rows} neither added, changed nor \
+                     removed; let matchPolicy read other fields, or give --scrub-allow-keys"
                 );
             }
             reported.blind
@@ -248,15 +268,27 @@ impl ReportedProblems {
                 "not seen: target {target}: which {gvk} it selects depends on namespaces that cannot be \
                  listed: grant the verb list on namespaces, or give --namespace"
             ),
-            CollectProblem::TypeMismatch { target, object, attributes } => {
-                for attribute in attributes {
-                    let entry = self.mismatches.entry((target.clone(), attribute));
-                    entry.or_insert_with(|| (0, object.clone())).0 += 1;
+            CollectProblem::TypeMismatch { target, object, attribute, found, types: (declared, kind) } => {
+                let example = || {
+                    let found = if found.is_empty() { found } else { format!(", {found}") };
+                    (0, format!("declared {declared}, but {object} has {kind}{found}"))
+                };
+                self.mismatches.entry((target, attribute)).or_insert_with(example).0 += 1;
+                return;
+            }
+            CollectProblem::Redacted { target, object, places } => {
+                for RedactedPlace { path, cause } in places {
+                    self.lines.push(format!("redacted: target {target}: {object}: {path}: {cause}"));
                 }
                 return;
             }
-            CollectProblem::Unreadable { target, object, error } => {
-                format!("not seen: target {target}: {object}: {}", chain_text(&error))
+            CollectProblem::ObjectUndecided { target, object } => {
+                self.undecided.entry(target).or_insert_with(|| (0, object)).0 += 1;
+                self.blind = true;
+                return;
+            }
+            CollectProblem::RowDropped { target, object, error } => {
+                format!("dropped: target {target}: {object} has no row: {}", chain_text(&error))
             }
             CollectProblem::Crashed { gvk } => format!("not seen: {gvk}: internal error; please report it"),
         };

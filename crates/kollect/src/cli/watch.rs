@@ -30,6 +30,7 @@ use super::{
     common_args::{CommonArgs, Problems, finish, refuse, start},
     deliver::{self, BoundInventory, OutSink, unwritten},
     manifests::{LabelledProfile, RequestedRun},
+    notes,
     print::printed,
     progress,
 };
@@ -64,7 +65,7 @@ enum WatchOutput {
 
 /// `kollect watch`
 pub(crate) fn run(args: &WatchArgs) -> ExitCode {
-    let (RequestedRun { targets, inventories, profiles, .. }, mut problems) = args.input.load();
+    let (RequestedRun { targets, inventories, profiles, .. }, mut problems) = args.input.load(false);
     match args.out.bind(inventories, args.output.is_some()) {
         Ok(inventories) if problems.is_empty() => finish(watch(args, targets, inventories, profiles)),
         Ok(_) => refuse(&problems),
@@ -150,6 +151,7 @@ impl WatchRun {
         progress::during(coverage, rows.wait_until_seen()).await;
         watched.print_changes(coverage);
         self.problems.print_new();
+        notes::print(rows, targets);
         let mut changes = rows.changes(targets);
         let count: usize = targets.iter().map(|target| rows.count(target)).sum();
         let noun = if count == 1 { "row" } else { "rows" };
@@ -189,7 +191,8 @@ impl WatchRun {
 
     fn print(&self, changes: &[StoreChange]) -> anyhow::Result<()> {
         let mut out = io::BufWriter::new(io::stdout().lock());
-        for change in changes {
+        // A row that was never here may be gone from a sink: that is no change of what is watched.
+        for change in changes.iter().filter(|change| change.before.is_some() || change.after.is_some()) {
             let result = match self.output {
                 WatchOutput::Text => writeln!(out, "{}", self.line(change)),
                 WatchOutput::Ndjson => serde_json::to_writer(&mut out, &ChangeLine::of(change))

@@ -48,9 +48,15 @@ pub(crate) struct OperatorArgs {
     /// operator's own namespace stands for cluster targets. Default: none.
     #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = listed_namespace)]
     allow_secret_extraction: Vec<String>,
-    /// More keys whose values are redacted, separated by commas.
+    /// More names of credentials, separated by commas: values whose key ends in one are redacted.
     #[arg(long, value_name = "KEY,…", value_delimiter = ',')]
     scrub_keys: Vec<String>,
+    /// Names that are no credentials, separated by commas: whole names, whatever the table of names says.
+    #[arg(long, value_name = "KEY,…", value_delimiter = ',')]
+    scrub_allow_keys: Vec<String>,
+    /// Mask credentials inside of texts: in URLs, files, arguments, and tokens by their shape.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = true, action = clap::ArgAction::Set)]
+    scrub_texts: bool,
     /// Most bytes of JSON that an attribute may have; one with more fails.
     #[arg(long, value_name = "BYTES", default_value_t = ExtractPolicy::MAX_ATTRIBUTE_BYTES)]
     max_attribute_bytes: usize,
@@ -281,6 +287,8 @@ impl OperatorArgs {
         Ok(OperatorPolicy {
             policy: ExtractPolicy {
                 scrub_keys: self.scrub_keys.clone(),
+                scrub_allow_keys: self.scrub_allow_keys.clone(),
+                scrub_texts: self.scrub_texts,
                 max_attribute_bytes: self.max_attribute_bytes,
                 ..ExtractPolicy::default()
             },

@@ -114,8 +114,15 @@ fn shortened(message: String) -> String {
 }
 
 /// Conditions that are set only while a problem exists.
-const PROBLEMS: [&str; 6] =
-    ["AttributesNull", "Blind", "LeftBehind", "RemovalsHeld", "TargetsMissing", "Unmatched"];
+const PROBLEMS: [&str; 7] = [
+    "AttributesNull",
+    "Blind",
+    "LeftBehind",
+    "MatchUndecided",
+    "RemovalsHeld",
+    "TargetsMissing",
+    "Unmatched",
+];
 
 /// Whether a condition is set only while a problem exists.
 pub(crate) fn is_problem(type_: &str) -> bool {

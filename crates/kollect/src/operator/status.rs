@@ -194,7 +194,7 @@ impl StatusInputs<'_> {
         let mut conditions = Conditions::after(&before.conditions, metadata.generation, self.now);
         let rows: Option<i64> = count(self.rows.count(id));
         let (failures, failure) = self.rows.failures(id);
-        let nulls = self.rows.nulls(id);
+        let (nulls, redactions) = (self.rows.nulls(id), self.rows.redactions(id));
         let selected = self.selected(resolved);
         let coverage = self.coverage_of(resolved, &selected.allowed);
         self.set_target_conditions(
@@ -216,6 +216,7 @@ impl StatusInputs<'_> {
             extraction_failures: count(failures + self.rows.mismatched(id)),
             last_extraction_error: failure.or_else(|| nulls::first_mismatch(&nulls)),
             null_attributes: nulls::lines(&nulls),
+            redactions: nulls::redactions(&redactions),
             last_handled_requested_at: if was_read {
                 requested_at(metadata)
             } else {
@@ -279,6 +280,7 @@ impl StatusInputs<'_> {
         if let Some(waiting) = waiting.as_ref().filter(|_| blind.is_none()) {
             conditions.set("Blind", true, Reason::NotSeen, waiting.clone());
         }
+        let undecided_objects = self.set_match_undecided(id, conditions);
         let unmatched = if pending { None } else { self.unmatched(id, resolved, selected, rows) };
         if let Some(unmatched) = &unmatched {
             conditions.set("Unmatched", true, unmatched.reason, unmatched.message.clone());
@@ -307,20 +309,40 @@ impl StatusInputs<'_> {
             let message = conditions.because("nothing can be selected", "Unmatched");
             conditions.degraded(unmatched.reason, message, false);
         } else if failures > 0 {
-            let noun = if failures == 1 { "object cannot" } else { "objects cannot" };
+            let objects = counted(failures, "object has", "objects have");
             let why = failure.unwrap_or_default();
-            conditions.degraded(Reason::ExtractionFailed, format!("{failures} {noun} be read: {why}"), false);
+            let message = format!("{objects} no row, because a required attribute failed: {why}");
+            conditions.degraded(Reason::ExtractionFailed, message, false);
         } else {
             let rows = counted(usize::try_from(rows).unwrap_or(0), "row", "rows");
             conditions.ready(Reason::Collecting, format!("collecting {rows}"));
-            match blind {
-                None => {
+            match (blind, undecided_objects) {
+                (None, 0) => {
                     let seen = "everything that is selected has been seen";
                     conditions.set("Synced", true, Reason::Collecting, seen);
                 }
-                Some(_) => conditions.set("Synced", false, unseen, "see condition Blind"),
+                (None, _) => {
+                    conditions.set("Synced", false, Reason::RedactedValue, "see condition MatchUndecided");
+                }
+                (Some(_), _) => conditions.set("Synced", false, unseen, "see condition Blind"),
             }
         }
+    }
+
+    /// Sets MatchUndecided for objects of which it is not known whether they are selected. Returns their number.
+    fn set_match_undecided(&self, id: &TargetId, conditions: &mut Conditions<'_>) -> usize {
+        let (number, names) = self.rows.undecided(id);
+        if number > 0 {
+            let objects = counted(number, "object is", "objects are");
+            let more = if number > names.len() { ", …" } else { "" };
+            let message = format!(
+                "whether {objects} selected depends on redacted values ({}{more}): their rows stay as they were; let matchPolicy \
+                 read other fields, or take the name out with the operator's --scrub-allow-keys",
+                names.join(", ")
+            );
+            conditions.set("MatchUndecided", true, Reason::RedactedValue, message);
+        }
+        number
     }
 
     /// The namespaces that a target selects.

@@ -87,8 +87,7 @@ fn a_closed_standard_output_is_no_error() {
     let dir = tempfile::tempdir().unwrap();
     let (manifests, objects) = (dir.path().join("manifests.yaml"), dir.path().join("pod.json"));
     fs::write(&manifests, MANIFESTS).unwrap();
-    let pod =
-        r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"cart","namespace":"default","uid":"u"}}"#;
+    let pod = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"cart","namespace":"default","uid":"u"},"spec":{"nodeName":"n"}}"#;
     fs::write(&objects, pod).unwrap();
     let (manifests, objects) = (manifests.to_str().unwrap(), objects.to_str().unwrap());
     for output in ["table", "json", "ndjson", "yaml", "csv"] {

@@ -18,6 +18,7 @@ mod logs;
 mod operator;
 mod postgres;
 mod program;
+mod redaction;
 mod reference;
 mod scale;
 mod schemas;

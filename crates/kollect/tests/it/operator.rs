@@ -21,6 +21,7 @@ mod profile_warnings;
 mod reach;
 mod readers;
 mod recovery;
+mod redaction;
 mod removal_guard;
 mod secrets;
 mod stopping;

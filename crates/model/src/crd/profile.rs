@@ -115,7 +115,7 @@ pub struct ResourceExport {
     #[serde(rename = "as", default = "default_as")]
     #[schemars(length(min = 1, max = 253))]
     pub as_: String,
-    /// Sections of the object that are kept; apiVersion and kind always are.
+    /// Sections of the object that are kept; apiVersion and kind always are. Of an object without a spec, SpecAndStatus keeps all of it.
     #[serde(default)]
     pub include: ExportSections,
     /// Leave out metadata.name, .namespace and .uid, which the row has anyway. Default true.
@@ -176,7 +176,7 @@ pub struct Prune {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), inner(length(min = 1, max = 1024)))]
     pub json_paths: Vec<String>,
-    /// More keys whose values are redacted, in attributes as well.
+    /// More names of credentials: values whose key ends in one are redacted, in attributes as well.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), inner(length(min = 1, max = 253)))]
     pub scrub_keys: Vec<String>,

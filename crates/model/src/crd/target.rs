@@ -163,7 +163,8 @@ pub struct ResourceRule {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub field_selector: Option<String>,
-    /// CEL over `object`, without the prefix cel:; anything but true is no match.
+    /// CEL over `object`, without the prefix cel:; anything but true is no match. If it depends on a redacted value, the row of the
+    /// object stays as it was.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 8192))]
     pub match_policy: String,
@@ -200,6 +201,10 @@ pub struct TargetStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 100), extend("x-kubernetes-list-type" = "atomic"))]
     pub null_attributes: Vec<NullAttributeStatus>,
+    /// Attributes with redacted values, the first 100.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 100), extend("x-kubernetes-list-type" = "atomic"))]
+    pub redactions: Vec<RedactionStatus>,
     /// Value of the annotation kollect.dev/requestedAt for which all objects were read last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_handled_requested_at: Option<String>,
@@ -241,6 +246,20 @@ pub struct NullAttributeStatus {
     /// TypeMismatch: the value has another type than declared. Missing: the object has nothing there. Failed: the
     /// expression failed, and the attribute is optional.
     pub cause: String,
+    /// How many rows.
+    pub rows: i64,
+    /// One of the objects, with what it has instead.
+    pub example: String,
+}
+
+/// An attribute with values that are redacted, or with texts in which a credential was masked.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RedactionStatus {
+    /// Name of the attribute.
+    pub name: String,
+    /// How many values, in all rows.
+    pub values: i64,
     /// How many rows.
     pub rows: i64,
     /// One of the objects.

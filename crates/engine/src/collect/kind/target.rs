@@ -7,7 +7,6 @@ use std::{
 };
 
 use kollect_model::row::{Row, RowKey, TargetId};
-use serde_json::value::RawValue;
 
 use super::{
     ResolvedKind,
@@ -18,7 +17,7 @@ use crate::{
     collect::{CollectContext, CollectProblem, Target},
     extract::{CompiledProfile, ExtractError, Extracted, ProfileNeeds},
     select::{NamespaceEffect, Namespaces, QueryTarget, RejectingClause, same_metadata},
-    store::{KindRows, NullAttribute, NullAttributes, NullCause, RowOrigin, Visibility},
+    store::{KindRows, NullCause, RowNotes, RowOrigin, Visibility},
     watch::{Metadata, Object, Query},
 };
 
@@ -32,26 +31,26 @@ pub(super) struct KindTarget {
     undecided: bool,
     /// The visibility that the store has; `None`: nothing has been seen yet.
     visibility: Option<Visibility>,
-    nulls: SharedNulls,
+    notes: SharedNotes,
 }
 
-/// Lists of null attributes, each stored once: rows of a target have few different ones.
+/// Notes of rows, each stored once: rows of a target have few different ones.
 #[derive(Default)]
-struct SharedNulls(BTreeSet<NullAttributes>);
+struct SharedNotes(BTreeSet<Arc<RowNotes>>);
 
-/// More different lists than this are not shared.
-const SHARED_NULLS: usize = 256;
+/// More different notes than this are not shared.
+const SHARED_NOTES: usize = 256;
 
-impl SharedNulls {
-    fn shared(&mut self, nulls: &[NullAttribute]) -> Option<NullAttributes> {
-        if nulls.is_empty() {
+impl SharedNotes {
+    fn shared(&mut self, notes: &RowNotes) -> Option<Arc<RowNotes>> {
+        if notes.is_empty() {
             return None;
         }
-        if let Some(known) = self.0.get(nulls) {
+        if let Some(known) = self.0.get(notes) {
             return Some(known.clone());
         }
-        let new: NullAttributes = nulls.into();
-        if self.0.len() < SHARED_NULLS {
+        let new = Arc::new(notes.clone());
+        if self.0.len() < SHARED_NOTES {
             self.0.insert(new.clone());
         }
         Some(new)
@@ -67,7 +66,7 @@ impl KindTarget {
             matches: target.selection.has_several_field_selectors(&kind.gvk).then(QueryMatches::default),
             undecided: false,
             visibility: None,
-            nulls: SharedNulls::default(),
+            notes: SharedNotes::default(),
         }
     }
 
@@ -89,10 +88,12 @@ impl KindTarget {
         QueryTarget { number: self.definition(), selection: &self.target.selection, metadata_only }
     }
 
-    /// The version of the object's row or failure, if this definition has made it.
+    /// The version of the object's row or failure, if this definition has made it. An undecided object counts as older.
     pub(super) fn version(&self, uid: &str) -> Option<u64> {
-        let origin = self.rows.origin(uid).filter(|origin| origin.is_of(self.definition()));
-        origin.map(|origin| origin.version)
+        let origin = self.rows.origin(uid).filter(|origin| origin.is_of(self.definition()))?;
+        // Another query may decide about the same version.
+        let is_undecided = self.rows.is_undecided(uid);
+        Some(if is_undecided { origin.version.saturating_sub(1) } else { origin.version })
     }
 
     /// Whether the object has a row or a failure, of any definition.
@@ -105,7 +106,7 @@ impl KindTarget {
         if let Some(matches) = &mut self.matches {
             match self.target.selection.check(query, object, namespaces) {
                 Ok(()) => matches.add(&object.metadata, query),
-                Err(RejectingClause::BeyondReach) => {}
+                Err(RejectingClause::BeyondReach | RejectingClause::Undecided) => {}
                 Err(_) => drop(self.remove_match(&object.metadata.uid, query, object.metadata.version)),
             }
         }
@@ -122,17 +123,15 @@ impl KindTarget {
         extractions: &mut Extractions,
     ) -> bool {
         let metadata = &object.metadata;
-        match self.target.selection.check(query, object, namespaces) {
-            Ok(()) => {}
+        let selected = self.target.selection.check(query, object, namespaces);
+        match selected {
+            Ok(()) | Err(RejectingClause::Undecided) => {}
             // Rows beyond the reach of the target stay as they were.
             Err(RejectingClause::BeyondReach) => return false,
             Err(_) => return self.remove_match(&metadata.uid, query, metadata.version),
         }
         let Target { id, profile, .. } = &*self.target;
         let namespace = namespaces.known.get_key_value(&metadata.namespace);
-        let extraction = extractions.of(profile, || {
-            profile.extract(&kind.gvk, &object.raw, namespace.map(|(_, metadata)| &**metadata))
-        });
         let key = RowKey {
             target: id.clone(),
             group: kind.group.clone(),
@@ -145,19 +144,25 @@ impl KindTarget {
         if let Some(matches) = &mut self.matches {
             matches.add(metadata, query);
         }
+        if selected.is_err() {
+            if self.rows.undecide(key, metadata.name.clone(), origin) {
+                let (target, object) = (id.clone(), path(metadata));
+                (context.report)(CollectProblem::ObjectUndecided { target, object });
+            }
+            return false;
+        }
+        let extraction = extractions.of(profile, || {
+            profile.extract(&kind.gvk, &object.raw, namespace.map(|(_, metadata)| &**metadata))
+        });
         match extraction {
-            Ok((attributes, nulls)) => {
-                let row = Row::new(key, kind.version.clone(), metadata.name.clone(), attributes.clone());
-                let nulls = self.nulls.shared(nulls);
-                let changed = self.rows.upsert(row, origin, nulls.clone());
-                // Mismatches of an unchanged row have been reported before.
-                if let Some(nulls) = nulls.filter(|_| changed) {
-                    let mismatches = nulls.iter().filter(|null| null.cause == NullCause::TypeMismatch);
-                    let attributes: Vec<String> = mismatches.map(|null| null.name.to_string()).collect();
-                    if !attributes.is_empty() {
-                        let (target, object) = (id.clone(), path(metadata));
-                        (context.report)(CollectProblem::TypeMismatch { target, object, attributes });
-                    }
+            Ok(extracted) => {
+                let attributes = extracted.attributes.clone();
+                let row = Row::new(key, kind.version.clone(), metadata.name.clone(), attributes);
+                let notes = self.notes.shared(&extracted.notes).map(|notes| (notes, &extracted.examples));
+                let changed = self.rows.upsert(row, origin, notes);
+                // Problems of an unchanged row have been reported before.
+                if changed {
+                    report_attributes(context, id, metadata, extracted);
                 }
                 changed
             }
@@ -166,7 +171,7 @@ impl KindTarget {
                 let failed = self.rows.fail(key, origin, format!("{object}: {error}"));
                 if failed.is_new {
                     let target = id.clone();
-                    (context.report)(CollectProblem::Unreadable { target, object, error: error.clone() });
+                    (context.report)(CollectProblem::RowDropped { target, object, error: error.clone() });
                 }
                 failed.removed_row
             }
@@ -221,7 +226,7 @@ impl KindTarget {
             // A policy may read fields that are not in the metadata, so its result does not count.
             None => {
                 let selected = self.target.selection.check(query, object, namespaces);
-                matches!(selected, Ok(()) | Err(RejectingClause::Policy))
+                matches!(selected, Ok(()) | Err(RejectingClause::Policy | RejectingClause::Undecided))
             }
         }
     }
@@ -321,7 +326,25 @@ fn path(metadata: &Metadata) -> String {
     }
 }
 
-type Extraction = Result<(Arc<RawValue>, Vec<NullAttribute>), ExtractError>;
+/// Reports attributes that are not of the declared type, and the places where something was redacted.
+fn report_attributes(context: &CollectContext, id: &TargetId, metadata: &Metadata, extracted: &Extracted) {
+    for null in extracted.notes.nulls.iter().filter(|null| null.cause == NullCause::TypeMismatch) {
+        let found = extracted.examples.iter().find(|(name, _)| *name == null.name);
+        (context.report)(CollectProblem::TypeMismatch {
+            target: id.clone(),
+            object: path(metadata),
+            attribute: null.name.clone(),
+            found: found.map(|(_, found)| found.clone()).unwrap_or_default(),
+            types: null.types.unwrap_or_default(),
+        });
+    }
+    if !extracted.places.is_empty() {
+        let (target, object) = (id.clone(), path(metadata));
+        (context.report)(CollectProblem::Redacted { target, object, places: extracted.places.clone() });
+    }
+}
+
+type Extraction = Result<Extracted, ExtractError>;
 
 /// What the profiles extract from one object: each reads it once, however many targets use the profile.
 #[derive(Default)]
@@ -337,7 +360,7 @@ impl Extractions {
         let index = self.0.iter().position(|(known, _)| *known == pointer).unwrap_or_else(|| {
             // A panic on one object must not stop the kind.
             let result = catch_unwind(AssertUnwindSafe(extract)).unwrap_or(Err(ExtractError::Panicked));
-            self.0.push((pointer, result.map(|extracted| (extracted.attributes, extracted.nulls))));
+            self.0.push((pointer, result));
             self.0.len() - 1
         });
         &self.0[index].1

@@ -13,6 +13,7 @@ use cel::{
 use super::{
     meter,
     operators::{self, Operands, OperatorResult, boolean, list_at, mismatch, single},
+    redacted,
 };
 
 /// A list of key and value for each entry of a map, in the order of the keys, or of index and item for each item of a list.
@@ -72,6 +73,7 @@ fn insert<'v>(
     key: &(dyn Val + 'v),
     value: &(dyn Val + 'v),
 ) -> Result<(), ExecutionError> {
+    redacted::check(key)?;
     let key = CelMapKey::try_from(CowVal::Owned(key.clone_as_boxed()))?;
     if map.insert(key, value.clone_as_boxed()).is_some() {
         return Err(ExecutionError::function_error(function, "two entries have the same key"));

@@ -5,7 +5,10 @@
 
 use cel::ExecutionError;
 
-use super::meter::{ExceededLimit, MAX_STEPS, MAX_TEXT, MAX_WORK};
+use super::{
+    meter::{ExceededLimit, MAX_STEPS, MAX_TEXT, MAX_WORK},
+    redacted,
+};
 
 /// The longest message of a function that is repeated.
 const MAX_MESSAGE: usize = 200;
@@ -34,6 +37,9 @@ pub(crate) enum EvalError {
     /// The result is too large.
     #[error("the result is larger than an attribute may be")]
     ResultTooLarge,
+    /// The result depends on a redacted value.
+    #[error("the result depends on a redacted value")]
+    Redacted,
     /// The result has no JSON.
     #[error("the result is not JSON: {0}")]
     NotJson(String),
@@ -48,13 +54,22 @@ impl From<ExceededLimit> for EvalError {
             ExceededLimit::Steps => Self::BudgetExceeded,
             ExceededLimit::Work => Self::WorkExceeded,
             ExceededLimit::Text => Self::TextTooLong,
+            ExceededLimit::Redacted => Self::Redacted,
         }
     }
 }
 
 impl From<ExecutionError> for EvalError {
     fn from(error: ExecutionError) -> Self {
+        let is_redacted = match &error {
+            ExecutionError::NoSuchOverload(overload) => {
+                overload.argument_types().iter().any(|name| name == redacted::TYPE_NAME)
+            }
+            ExecutionError::UnexpectedType { got, .. } => got == redacted::TYPE_NAME,
+            _ => false,
+        };
         match error {
+            _ if is_redacted => Self::Redacted,
             ExecutionError::NoSuchKey(key) => Self::NoSuchKey(one_line(&key)),
             ExecutionError::IndexOutOfBounds(index) => Self::NoSuchIndex(match index {
                 cel::Value::Int(index) => index.to_string(),

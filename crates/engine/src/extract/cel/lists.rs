@@ -20,6 +20,7 @@ use cel::{
 use super::{
     meter,
     operators::{self, Operands, OperatorResult, boolean, int_at, list_at, mismatch},
+    redacted,
 };
 
 type ListItems<'v> = Vec<Box<dyn Val + 'v>>;
@@ -54,6 +55,7 @@ pub(super) fn sum<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
     meter::spend(meter::units(items.len()))?;
     let mut total: Option<Box<dyn Val + 'v>> = None;
     for item in items {
+        redacted::check(item.as_ref())?;
         if !matches!(item.get_type().kind(), Kind::Int | Kind::UInt | Kind::Double | Kind::Duration) {
             return Err(failed("sum", "every item of the list must be a number or a duration"));
         }
@@ -150,6 +152,7 @@ pub(super) fn sort_by_keys<'b, 'v>(mut args: Operands<'b, 'v>) -> OperatorResult
 fn sort_by<T>(function: &str, items: &mut [T], key: impl Fn(&T) -> &dyn Val) -> Result<(), ExecutionError> {
     let count = meter::units(items.len());
     meter::spend(count.saturating_mul(1 + u64::from(count.max(1).ilog2())))?;
+    redacted::check_all(items.iter().map(&key))?;
     if let [first, rest @ ..] = &*items {
         // One type and no NaN: from here on the order is total.
         compare(function, key(first), key(first))?;
@@ -169,6 +172,7 @@ pub(super) fn distinct<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v>
     let mut known: HashMap<u64, Vec<usize>> = HashMap::new();
     let mut unique: ListItems<'v> = Vec::new();
     for item in items {
+        redacted::check_deep(item.as_ref())?;
         let same_hash = known.entry(fingerprint(item.as_ref())).or_default();
         let mut repeated = false;
         for at in same_hash.iter() {

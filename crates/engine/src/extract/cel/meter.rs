@@ -39,6 +39,8 @@ pub(super) enum ExceededLimit {
     Steps,
     Work,
     Text,
+    /// Something looked at a redacted value.
+    Redacted,
 }
 
 #[derive(Clone, Copy)]
@@ -97,6 +99,14 @@ pub(super) fn check_text(bytes: usize) -> Result<(), ExecutionError> {
         METER.set(meter);
     }
     spend(0)
+}
+
+/// Something is about to look at a redacted value: the evaluation has no value.
+pub(super) fn reach_redacted() -> ExecutionError {
+    let mut meter = METER.get();
+    meter.exceeded = meter.exceeded.or(Some(ExceededLimit::Redacted));
+    METER.set(meter);
+    stopped()
 }
 
 /// The evaluation reports the limit itself; this only unwinds it.

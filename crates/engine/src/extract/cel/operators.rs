@@ -16,7 +16,7 @@ use cel::{
     },
 };
 
-use super::{exact, meter};
+use super::{exact, meter, redacted};
 
 pub(super) type Operands<'b, 'v> = Vec<CowVal<'b, 'v>>;
 pub(super) type OperatorResult<'b, 'v> = Result<CowVal<'b, 'v>, ExecutionError>;
@@ -25,8 +25,11 @@ pub(super) fn boolean<'b, 'v>(value: bool) -> CowVal<'b, 'v> {
     CowVal::Borrowed(if value { &CelBool::TRUE } else { &CelBool::FALSE })
 }
 
-/// The operator or function does not take these types.
+/// The operator or function does not take these types, or one of the values is redacted.
 pub(super) fn mismatch(function: &str, args: &[CowVal<'_, '_>]) -> ExecutionError {
+    if let Err(reached) = redacted::check_all(args.iter().map(AsRef::as_ref)) {
+        return reached;
+    }
     let types = args.iter().map(|arg| arg.get_type().name().to_owned()).collect();
     ExecutionError::no_such_overload(function, types)
 }
@@ -38,6 +41,7 @@ pub(super) fn pair<'b, 'v>(args: Operands<'b, 'v>) -> Result<[CowVal<'b, 'v>; 2]
 
 /// The operands of an operator that computes with numbers.
 fn computed_pair<'b, 'v>(args: Operands<'b, 'v>) -> Result<[CowVal<'b, 'v>; 2], ExecutionError> {
+    redacted::check_all(args.iter().map(AsRef::as_ref))?;
     pair(args).map(|operands| operands.map(exact::as_computed))
 }
 
@@ -87,6 +91,7 @@ pub(super) fn copied<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
 
 /// A value that a function of the interpreter is about to read through.
 pub(super) fn looked_at<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
+    redacted::check_all(args.iter().map(AsRef::as_ref))?;
     let value = exact::as_computed(single(args)?);
     // A text that a function of `cel` has built must not be too long.
     match value.downcast_ref::<CelString>().filter(|text| text.as_borrowed().is_none()) {
@@ -98,7 +103,9 @@ pub(super) fn looked_at<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v
 
 /// A value for a function of `cel` that reads everything in it.
 pub(super) fn plain<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
-    Ok(exact::as_computed_deep(single(args)?))
+    let value = single(args)?;
+    redacted::check_deep(value.as_ref())?;
+    Ok(exact::as_computed_deep(value))
 }
 
 /// What a loop runs over: a list, or the keys of a map. The interpreter would give those in random order.
@@ -112,6 +119,7 @@ pub(super) fn range<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
         return Ok(CowVal::owned(CelList::from(keys)));
     }
     if value.downcast_ref::<CelList>().is_none() {
+        redacted::check(value.as_ref())?;
         let got = value.get_type().name().to_owned();
         return Err(ExecutionError::UnexpectedType { got, want: "list or map".into() });
     }
@@ -144,6 +152,7 @@ pub(super) fn optional<'b, 'v>(mut args: Operands<'b, 'v>) -> OperatorResult<'b,
         }
     }
     for key in keys {
+        redacted::check(key.as_ref())?;
         if at.get_type().kind() == Kind::List && key.get_type().kind() == Kind::String {
             return Err(mismatch("_[?_]", &[CowVal::Borrowed(at), key]));
         }
@@ -183,8 +192,9 @@ fn same(args: Operands<'_, '_>) -> Result<bool, ExecutionError> {
     equals(a.as_ref(), b.as_ref())
 }
 
-/// Whether two values are equal; charges the meter.
+/// Whether two values are equal; charges the meter. Fails if that depends on a redacted value.
 pub(super) fn equals(a: &dyn Val, b: &dyn Val) -> Result<bool, ExecutionError> {
+    redacted::check_all([a, b])?;
     let comparable = match (is_deep(a), is_deep(b)) {
         (true, true) => {
             meter::spend(meter::weight(a) + meter::weight(b))?;
@@ -207,27 +217,58 @@ pub(super) fn equals(a: &dyn Val, b: &dyn Val) -> Result<bool, ExecutionError> {
         },
         _ => false,
     };
-    Ok(comparable && same_value(a, b))
+    if !comparable {
+        return Ok(false);
+    }
+    compared(a, b).ok_or_else(meter::reach_redacted)
 }
 
-/// Equality of CEL, also of numbers with all their digits inside of lists and maps.
-fn same_value(a: &dyn Val, b: &dyn Val) -> bool {
+/// Equality of CEL, also of numbers with all their digits inside of lists and maps; `None`: it depends on a redacted value. Parts
+/// that differ decide, whatever the others are, so that the order of the parts does not matter.
+fn compared(a: &dyn Val, b: &dyn Val) -> Option<bool> {
+    fn all(parts: impl Iterator<Item = Option<bool>>) -> Option<bool> {
+        let mut all = Some(true);
+        for part in parts {
+            match part {
+                Some(true) => {}
+                Some(false) => return Some(false),
+                None => all = None,
+            }
+        }
+        all
+    }
+    if redacted::is_redacted(a) || redacted::is_redacted(b) {
+        return None;
+    }
     if let (Some(a), Some(b)) = (a.downcast_ref::<CelList>(), b.downcast_ref::<CelList>()) {
         let (a, b) = (a.inner(), b.inner());
-        return a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same_value(a.as_ref(), b.as_ref()));
+        if a.len() != b.len() {
+            return Some(false);
+        }
+        return all(a.iter().zip(b).map(|(a, b)| compared(a.as_ref(), b.as_ref())));
+    }
+    if let (Some(a), Some(b)) = (a.downcast_ref::<CelOptional>(), b.downcast_ref::<CelOptional>()) {
+        return match (a.option(), b.option()) {
+            (Some(a), Some(b)) => compared(a, b),
+            (a, b) => Some(a.is_none() && b.is_none()),
+        };
     }
     if let (Some(a), Some(b)) = (a.downcast_ref::<CelMap>(), b.downcast_ref::<CelMap>()) {
         let (a, b) = (a.inner(), b.inner());
-        return a.len() == b.len()
-            && a.iter().all(|(key, value)| {
-                // `1` and `1u` are the same key; the first one that is missing ends the comparison.
-                let equal =
-                    || b.iter().find(|(other, _)| other.inner().equals(key.inner())).map(|(_, value)| value);
-                let other = b.get(key).or_else(equal);
-                other.is_some_and(|other| same_value(value.as_ref(), other.as_ref()))
-            });
+        if a.len() != b.len() {
+            return Some(false);
+        }
+        return all(a.iter().map(|(key, value)| {
+            // `1` and `1u` are the same key; the first one that is missing ends the comparison.
+            let equal =
+                || b.iter().find(|(other, _)| other.inner().equals(key.inner())).map(|(_, value)| value);
+            match b.get(key).or_else(equal) {
+                Some(other) => compared(value.as_ref(), other.as_ref()),
+                None => Some(false),
+            }
+        }));
     }
-    exact::computed(a).equals(exact::computed(b))
+    Some(exact::computed(a).equals(exact::computed(b)))
 }
 
 pub(super) fn contained<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
@@ -254,6 +295,7 @@ pub(super) fn contained<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v
 
 /// The order of two values; `None` when a NaN is among them.
 pub(super) fn order(a: &dyn Val, b: &dyn Val) -> Result<Option<Ordering>, ()> {
+    redacted::check_all([a, b]).map_err(drop)?;
     let (a, b) = (exact::computed(a), exact::computed(b));
     let fits = match (text_len(a), text_len(b)) {
         (Some(x), Some(y)) => meter::spend(meter::text_weight(x.min(y))).is_ok(),

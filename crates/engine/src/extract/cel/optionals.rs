@@ -15,6 +15,7 @@ use cel::{
 use super::{
     meter,
     operators::{self, Operands, OperatorResult, boolean, list_at, mismatch, pair, single, text_at},
+    redacted,
 };
 
 fn none<'b, 'v>() -> CowVal<'b, 'v> {
@@ -33,6 +34,7 @@ pub(super) fn has<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
             None => return Ok(boolean(false)),
         }
     }
+    redacted::check(value)?;
     match value.downcast_ref::<CelMap>() {
         Some(map) => Ok(boolean(map.inner().contains_key(&CelMapKey::from(field)))),
         None if value.get_type().kind() == Kind::List => {

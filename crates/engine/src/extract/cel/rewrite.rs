@@ -40,7 +40,7 @@ const OPERATORS: [(&str, &str); 10] = [
 ];
 
 /// Functions that do not read through their argument, whatever its size.
-const TRANSPARENT: [&str; 8] = ["dyn", "type", "value", "hasValue", "or", "orValue", "@used", "@value"];
+const TRANSPARENT: [&str; 7] = ["dyn", "value", "hasValue", "or", "orValue", "@used", "@value"];
 
 /// Macros in which a name is looked up for the cost of a node.
 const LOOKUPS_PER_UNIT: u64 = 4;
@@ -313,7 +313,7 @@ impl Rewriter {
         let [value, key] = operands(this.args);
         if !matches!(key.expr, Expr::Literal(_) | Expr::Ident(_)) {
             // Without a value, the key must not be evaluated: it could fail.
-            let args = vec![self.copied(value), self.copied(key)];
+            let args = vec![self.copied(value), self.looked_at(key)];
             return node(Expr::Call(CallExpr { func_name: this.func_name, target: None, args }));
         }
         let (value, key) = (self.expr(value), self.expr(key));

@@ -6,6 +6,7 @@ mod language;
 mod libraries;
 mod properties;
 mod random;
+mod redacted;
 mod refused;
 
 use super::*;

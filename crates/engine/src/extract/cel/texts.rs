@@ -14,6 +14,7 @@ use cel::{
 use super::{
     lists, meter,
     operators::{Operands, OperatorResult, int_at, list_at, mismatch, text_at},
+    redacted,
 };
 
 fn text<'b, 'v>(text: String) -> CowVal<'b, 'v> {
@@ -40,6 +41,7 @@ pub(super) fn join<'b, 'v>(args: Operands<'b, 'v>) -> OperatorResult<'b, 'v> {
         return Err(mismatch("join", &args));
     };
     meter::spend(meter::units(list.len()))?;
+    redacted::check_all(list.iter().map(AsRef::as_ref))?;
     let parts: Option<Vec<&str>> =
         list.iter().map(|item| item.downcast_ref::<CelString>().map(CelString::inner)).collect();
     let Some(parts) = parts else {

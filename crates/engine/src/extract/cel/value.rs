@@ -19,10 +19,11 @@ use super::{
     functions,
     network::{IpAddress, IpNetwork},
     quantity::Quantity,
+    redacted::RedactedValue,
     urls::Url,
     versions::SemanticVersion,
 };
-use crate::json::{Json, JsonMap, Projection};
+use crate::json::{Json, JsonMap, Projection, REDACTION_MARKER};
 
 /// Doubles below this are whole without an exponent, as JavaScript and Go write them.
 const MAX_PLAIN_DOUBLE: f64 = 1e15;
@@ -39,6 +40,7 @@ pub(super) fn from_json<'a>(
         Json::Bool(b) => Box::new(CelBool::from(*b)),
         Json::Number(text) => number(text),
         Json::String(text) => Box::new(CelString::from(&**text)),
+        Json::Redacted => Box::new(RedactedValue),
         Json::List(items) => {
             let item = |item| match projection.of_items() {
                 Some(each) => from_json(item, each, remaining),
@@ -107,6 +109,9 @@ impl JsonWriter {
         } else if let Some(exact) = value.downcast_ref::<ExactNumber>() {
             self.take(exact.text.len())?;
             Ok(Json::Number(Cow::Owned(exact.text.to_string())))
+        } else if value.downcast_ref::<RedactedValue>().is_some() {
+            self.take(REDACTION_MARKER.len())?;
+            Ok(Json::Redacted)
         } else if let Some(version) = value.downcast_ref::<SemanticVersion>() {
             self.text(&version.0.to_string())
         } else if let Some(url) = value.downcast_ref::<Url>() {

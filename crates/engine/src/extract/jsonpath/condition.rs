@@ -1,11 +1,11 @@
 //! The conditions of filters: existence and comparison of values.
 //!
 //! A comparison holds if it holds for any value that its paths lead to; a path that leads nowhere makes it
-//! false, `!=` included, as in kubectl.
+//! false, `!=` included, as in kubectl. A comparison with a redacted value is neither true nor false.
 
 use std::{cmp::Ordering, ops::ControlFlow};
 
-use super::steps::{PathSteps, ReadNeed};
+use super::steps::{PathSteps, ReadNeed, VisitedValue};
 use crate::json::{Json, Projection};
 
 #[derive(Clone, Debug)]
@@ -48,16 +48,59 @@ pub(super) enum FilterComparison {
     GreaterOrEqual,
 }
 
-impl FilterCondition {
-    pub(super) fn holds<'v, 'a>(&self, item: &'v Json<'a>, root: &'v Json<'a>) -> bool {
+/// Whether a condition holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Truth {
+    False,
+    /// It depends on a redacted value.
+    Unknown,
+    True,
+}
+
+impl Truth {
+    fn negated(self) -> Self {
         match self {
-            FilterCondition::Exists(query) => query.any(item, root, &mut |_| true),
+            Self::False => Self::True,
+            Self::Unknown => Self::Unknown,
+            Self::True => Self::False,
+        }
+    }
+}
+
+impl From<bool> for Truth {
+    fn from(holds: bool) -> Self {
+        if holds { Self::True } else { Self::False }
+    }
+}
+
+impl FilterCondition {
+    pub(super) fn holds<'v, 'a>(&self, item: &'v Json<'a>, root: &'v Json<'a>) -> Truth {
+        match self {
+            FilterCondition::Exists(query) => query.any(item, root, &mut |_| Truth::True),
             FilterCondition::Compare(left, comparison, right) => left.any(item, root, &mut |left| {
                 right.any(item, root, &mut |right| comparison.holds(left, right))
             }),
-            FilterCondition::Not(inner) => !inner.holds(item, root),
-            FilterCondition::All(inner) => inner.iter().all(|inner| inner.holds(item, root)),
-            FilterCondition::Any(inner) => inner.iter().any(|inner| inner.holds(item, root)),
+            FilterCondition::Not(inner) => inner.holds(item, root).negated(),
+            FilterCondition::All(inner) => {
+                let mut all = Truth::True;
+                for inner in inner {
+                    all = all.min(inner.holds(item, root));
+                    if all == Truth::False {
+                        break;
+                    }
+                }
+                all
+            }
+            FilterCondition::Any(inner) => {
+                let mut any = Truth::False;
+                for inner in inner {
+                    any = any.max(inner.holds(item, root));
+                    if any == Truth::True {
+                        break;
+                    }
+                }
+                any
+            }
         }
     }
 
@@ -123,12 +166,21 @@ impl FilterPath {
         &self,
         item: &'v Json<'a>,
         root: &'v Json<'a>,
-        test: &mut dyn FnMut(&Json<'a>) -> bool,
-    ) -> bool {
+        test: &mut dyn FnMut(&Json<'a>) -> Truth,
+    ) -> Truth {
         let start = if self.origin == FilterPathRoot::Root { root } else { item };
-        let mut visitor =
-            |value: &Json<'a>| if test(value) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-        self.steps.visit(start, root, &mut visitor).is_break()
+        let mut any = Truth::False;
+        let mut visitor = |value: VisitedValue<'v, 'a>| {
+            any = any.max(match value {
+                VisitedValue::Found(value) => test(value),
+                VisitedValue::Undecided => Truth::Unknown,
+            });
+            if any == Truth::True { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        // The visit ends early if the answer is known.
+        let (ControlFlow::Continue(()) | ControlFlow::Break(())) =
+            self.steps.visit(start, root, &mut visitor);
+        any
     }
 }
 
@@ -142,8 +194,8 @@ impl FilterOperand {
         &self,
         item: &'v Json<'a>,
         root: &'v Json<'a>,
-        test: &mut dyn FnMut(&Json<'a>) -> bool,
-    ) -> bool {
+        test: &mut dyn FnMut(&Json<'a>) -> Truth,
+    ) -> Truth {
         match self {
             FilterOperand::Query(query) => query.any(item, root, test),
             FilterOperand::Literal(value) => test(value),
@@ -152,14 +204,18 @@ impl FilterOperand {
 }
 
 impl FilterComparison {
-    fn holds(self, left: &Json<'_>, right: &Json<'_>) -> bool {
+    fn holds(self, left: &Json<'_>, right: &Json<'_>) -> Truth {
+        let ordered = |holds: fn(Ordering) -> bool| match (left, right) {
+            (Json::Redacted, _) | (_, Json::Redacted) => Truth::Unknown,
+            _ => order(left, right).is_some_and(holds).into(),
+        };
         match self {
             FilterComparison::Equal => equal(left, right),
-            FilterComparison::NotEqual => !equal(left, right),
-            FilterComparison::Less => order(left, right).is_some_and(Ordering::is_lt),
-            FilterComparison::LessOrEqual => order(left, right).is_some_and(Ordering::is_le),
-            FilterComparison::Greater => order(left, right).is_some_and(Ordering::is_gt),
-            FilterComparison::GreaterOrEqual => order(left, right).is_some_and(Ordering::is_ge),
+            FilterComparison::NotEqual => equal(left, right).negated(),
+            FilterComparison::Less => ordered(Ordering::is_lt),
+            FilterComparison::LessOrEqual => ordered(Ordering::is_le),
+            FilterComparison::Greater => ordered(Ordering::is_gt),
+            FilterComparison::GreaterOrEqual => ordered(Ordering::is_ge),
         }
     }
 }
@@ -173,21 +229,25 @@ fn order(left: &Json<'_>, right: &Json<'_>) -> Option<Ordering> {
     }
 }
 
-fn equal(left: &Json<'_>, right: &Json<'_>) -> bool {
+fn equal(left: &Json<'_>, right: &Json<'_>) -> Truth {
+    // Parts that differ decide, whatever the redacted ones are.
+    let all = |parts: &mut dyn Iterator<Item = Truth>| parts.min().unwrap_or(Truth::True);
     match (left, right) {
-        (Json::Null, Json::Null) => true,
-        (Json::Bool(left), Json::Bool(right)) => left == right,
-        (Json::List(left), Json::List(right)) => {
-            left.len() == right.len() && left.iter().zip(right).all(|(left, right)| equal(left, right))
+        (Json::Redacted, _) | (_, Json::Redacted) => Truth::Unknown,
+        (Json::Null, Json::Null) => Truth::True,
+        (Json::Bool(left), Json::Bool(right)) => (left == right).into(),
+        (Json::List(left), Json::List(right)) if left.len() == right.len() => {
+            all(&mut left.iter().zip(right).map(|(left, right)| equal(left, right)))
         }
-        (Json::Map(left), Json::Map(right)) => {
-            left.len() == right.len()
-                && left
-                    .iter()
-                    .zip(right.iter())
-                    .all(|((key, left), (other, right))| key == other && equal(left, right))
+        (Json::Map(left), Json::Map(right)) if left.len() == right.len() => {
+            let entries = left.iter().zip(right.iter());
+            all(&mut entries.map(
+                |((key, left), (other, right))| {
+                    if key == other { equal(left, right) } else { Truth::False }
+                },
+            ))
         }
-        _ => order(left, right).is_some_and(Ordering::is_eq),
+        _ => order(left, right).is_some_and(Ordering::is_eq).into(),
     }
 }
 

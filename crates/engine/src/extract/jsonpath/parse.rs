@@ -25,13 +25,6 @@ const FIRST: &str = "a path starts with $ or a dot, such as $.spec.x";
 const QUOTE_KEY: &str = "quote a key with such a character, as in ['a key']";
 const UNION: &str = "a union lists only indices or only quoted keys, as in [0,2] or ['a','b']";
 
-/// A quoted text.
-struct Quoted {
-    text: String,
-    /// The first dot without a backslash.
-    dot: Option<usize>,
-}
-
 pub(super) struct PathParser {
     chars: Vec<char>,
     at: usize,
@@ -213,12 +206,8 @@ impl PathParser {
         let mut names = Vec::new();
         let start = self.at;
         let any = self.chars.get(start..start + 3) == Some(&['\'', '*', '\'']);
-        let mut path = None;
         loop {
-            let name = self.quoted(Some)?;
-            // A key such as app.kubernetes.io/name has a slash, and no path has one.
-            path = path.or(name.dot.filter(|_| !name.text.contains('/')));
-            names.push(name.text);
+            names.push(self.quoted(Some)?);
             if !self.comma() {
                 break;
             }
@@ -231,13 +220,7 @@ impl PathParser {
             (1, true) => Ok(ChildSelector::Every),
             (1, false) => Ok(ChildSelector::Key(names.swap_remove(0))),
             (_, true) => refuse(start, "'*' stands alone, as in ['*']"),
-            (_, false) => match path {
-                // kubectl reads such names as paths; finding nothing would hide that.
-                Some(dot) => {
-                    refuse(dot, "a name in a union is one key, not a path: write \\. for a dot in a key")
-                }
-                None => Ok(ChildSelector::Keys(names)),
-            },
+            (_, false) => Ok(ChildSelector::Keys(names)),
         }
     }
 
@@ -303,10 +286,10 @@ impl PathParser {
     }
 
     /// A quoted text; `unescape` says what a character after a backslash stands for.
-    fn quoted(&mut self, unescape: fn(char) -> Option<char>) -> Result<Quoted, PathError> {
+    fn quoted(&mut self, unescape: fn(char) -> Option<char>) -> Result<String, PathError> {
         let start = self.at;
         let quote = self.peek();
-        let (mut text, mut dot) = (String::new(), None);
+        let mut text = String::new();
         self.at += 1;
         while self.peek() != quote {
             match self.peek() {
@@ -321,10 +304,7 @@ impl PathParser {
                         }
                     }
                 }
-                Some(c) => {
-                    dot = dot.or(Some(self.at).filter(|_| c == '.'));
-                    text.push(c);
-                }
+                Some(c) => text.push(c),
             }
             self.at += 1;
         }
@@ -332,7 +312,7 @@ impl PathParser {
             return refuse(start, "the closing quote is missing");
         }
         self.at += 1;
-        Ok(Quoted { text, dot })
+        Ok(text)
     }
 
     fn open(&mut self) -> Result<(), PathError> {

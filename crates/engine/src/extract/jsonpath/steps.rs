@@ -7,8 +7,8 @@
 use std::ops::{ControlFlow, Range};
 
 use super::{
-    condition::FilterCondition,
-    remove::{Removal, RemovalPosition},
+    condition::{FilterCondition, Truth},
+    remove::{Removal, RemovalTree},
 };
 use crate::json::{Json, JsonMap, Projection};
 
@@ -59,6 +59,17 @@ pub(super) enum ReadNeed {
     Existence,
 }
 
+/// What steps lead to.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum VisitedValue<'v, 'a> {
+    Found(&'v Json<'a>),
+    /// An item of which it is not known whether a filter selects it, because that depends on a redacted value.
+    Undecided,
+}
+
+/// Receives what steps lead to, until it stops the visit.
+pub(super) type PathVisitor<'s, 'v, 'a> = dyn FnMut(VisitedValue<'v, 'a>) -> ControlFlow<()> + 's;
+
 /// Where a child is.
 #[derive(Clone, Copy)]
 enum ChildPosition<'v> {
@@ -85,16 +96,39 @@ impl PathSteps {
         self.0.iter().all(PathStep::is_definite)
     }
 
+    /// The key that was meant by several steps: labels and annotations are texts, so there is nothing below one of them.
+    pub(super) fn split_key(&self) -> Option<String> {
+        let keys: Vec<Option<&str>> = self.0.iter().map(PathStep::key).collect();
+        let parent = |at: usize| at.checked_sub(1).and_then(|before| keys.get(before).copied().flatten());
+        let texts = keys.iter().enumerate().position(|(at, key)| match key {
+            Some("labels" | "annotations") => parent(at) == Some("metadata"),
+            Some("matchLabels" | "nodeSelector") => true,
+            _ => false,
+        })?;
+        let below: Vec<&str> = keys.iter().skip(texts + 1).map_while(|key| *key).collect();
+        (below.len() > 1).then(|| below.join("."))
+    }
+
+    /// A key of a union with dots, which kubectl would take for a path. Keys of labels have a slash, and no path has one.
+    pub(super) fn unsplit_key(&self) -> Option<&str> {
+        let keys = self.0.iter().filter_map(|step| match &step.select {
+            ChildSelector::Keys(keys) => Some(keys),
+            _ => None,
+        });
+        let mut keys = keys.flatten().map(String::as_str);
+        keys.find(|key| key.contains('.') && !key.contains('/'))
+    }
+
     /// Calls `visitor` with the values that the steps lead to from `value`, until it stops the visit.
     pub(super) fn visit<'v, 'a>(
         &self,
         value: &'v Json<'a>,
         root: &'v Json<'a>,
-        visitor: &mut dyn FnMut(&'v Json<'a>) -> ControlFlow<()>,
+        visitor: &mut PathVisitor<'_, 'v, 'a>,
     ) -> ControlFlow<()> {
         let fixed = self.0.iter().take_while(|step| step.is_definite()).count();
         match self.follow(fixed, value) {
-            Some(value) if fixed == self.0.len() => visitor(value),
+            Some(value) if fixed == self.0.len() => visitor(VisitedValue::Found(value)),
             Some(value) if self.0.iter().any(|step| step.deep) => self.walk(value, 1 << fixed, root, visitor),
             Some(value) => self.each(fixed, value, root, visitor),
             None => ControlFlow::Continue(()),
@@ -116,9 +150,9 @@ impl PathSteps {
         at: usize,
         value: &'v Json<'a>,
         root: &'v Json<'a>,
-        visitor: &mut dyn FnMut(&'v Json<'a>) -> ControlFlow<()>,
+        visitor: &mut PathVisitor<'_, 'v, 'a>,
     ) -> ControlFlow<()> {
-        let Some(step) = self.0.get(at) else { return visitor(value) };
+        let Some(step) = self.0.get(at) else { return visitor(VisitedValue::Found(value)) };
         match (&step.select, value) {
             (ChildSelector::Keys(keys), Json::Map(map)) => keys
                 .iter()
@@ -134,9 +168,13 @@ impl PathSteps {
                 .select
                 .one(value)
                 .map_or(ControlFlow::Continue(()), |child| self.each(at + 1, child, root, visitor)),
-            (select, value) => children(value)
-                .filter(|(position, child)| select.selects(*position, child, root))
-                .try_for_each(|(_, child)| self.each(at + 1, child, root, visitor)),
+            (select, value) => children(value).try_for_each(|(position, child)| {
+                match select.selects(position, child, root) {
+                    Truth::True => self.each(at + 1, child, root, visitor),
+                    Truth::Unknown => visitor(VisitedValue::Undecided),
+                    Truth::False => ControlFlow::Continue(()),
+                }
+            }),
         }
     }
 
@@ -145,12 +183,14 @@ impl PathSteps {
         value: &'v Json<'a>,
         open_steps: u64,
         root: &'v Json<'a>,
-        visitor: &mut dyn FnMut(&'v Json<'a>) -> ControlFlow<()>,
+        visitor: &mut PathVisitor<'_, 'v, 'a>,
     ) -> ControlFlow<()> {
         for (position, child) in children(value) {
             let (next, named) = self.advance(open_steps, position, child, root);
-            if named {
-                visitor(child)?;
+            match named {
+                Truth::True => visitor(VisitedValue::Found(child))?,
+                Truth::Unknown => visitor(VisitedValue::Undecided)?,
+                Truth::False => {}
             }
             if next != 0 {
                 self.walk(child, next, root, visitor)?;
@@ -160,33 +200,32 @@ impl PathSteps {
     }
 
     /// From the steps that are open at a value to those open at its child, and whether the path names
-    /// the child.
+    /// the child. If a step may lead to the child and that is not known, neither is whether the path names it.
     fn advance<'v, 'a>(
         &self,
         open_steps: u64,
         position: ChildPosition<'v>,
         child: &'v Json<'a>,
         root: &'v Json<'a>,
-    ) -> (u64, bool) {
-        let (mut next, mut named) = (0, false);
+    ) -> (u64, Truth) {
+        let (mut next, mut named) = (0, Truth::False);
         for (at, step) in self.0.iter().enumerate().filter(|(at, _)| open_steps >> at & 1 == 1) {
             if step.deep {
                 next |= 1 << at;
             }
-            if step.select.selects(position, child, root) {
-                if at + 1 == self.0.len() {
-                    named = true;
-                } else {
-                    next |= 1 << (at + 1);
-                }
+            match step.select.selects(position, child, root) {
+                Truth::True if at + 1 < self.0.len() => next |= 1 << (at + 1),
+                selected => named = named.max(selected),
             }
         }
         (next, named)
     }
 
     /// The values that the steps name, for removal.
-    pub(super) fn removals(&self, object: &Json<'_>) -> Vec<Removal> {
-        if self.0.is_empty() { Vec::new() } else { self.removals_below(object, 1, object) }
+    pub(super) fn add_removals(&self, object: &Json<'_>, removals: &mut RemovalTree) {
+        if !self.0.is_empty() {
+            self.removals_below(object, 1, object, removals);
+        }
     }
 
     fn removals_below<'v, 'a>(
@@ -194,24 +233,23 @@ impl PathSteps {
         value: &'v Json<'a>,
         open_steps: u64,
         root: &'v Json<'a>,
-    ) -> Vec<Removal> {
-        let mut removals = Vec::new();
+        removals: &mut RemovalTree,
+    ) {
         for (position, child) in children(value) {
             let (next, named) = self.advance(open_steps, position, child, root);
-            let below = match next {
-                _ if named => None,
-                0 => continue,
-                next => Some(self.removals_below(child, next, root)),
+            if named == Truth::False && next == 0 {
+                continue;
+            }
+            let child_removals = match position {
+                ChildPosition::Key(key) => removals.key(key),
+                ChildPosition::Item { index, .. } => removals.item(index),
             };
-            if below.as_ref().is_none_or(|below| !below.is_empty()) {
-                let removal_position = match position {
-                    ChildPosition::Key(key) => RemovalPosition::Key(key.to_owned()),
-                    ChildPosition::Item { index, .. } => RemovalPosition::Item(index),
-                };
-                removals.push(Removal { position: removal_position, below });
+            match named {
+                Truth::True => child_removals.set(Removal::Remove),
+                Truth::Unknown => child_removals.set(Removal::Redact),
+                Truth::False => self.removals_below(child, next, root, child_removals),
             }
         }
-        removals
     }
 
     /// Asks for what `visit` looks at below a value; `branches` is how many branches unions have made so far.
@@ -256,6 +294,14 @@ fn project(steps: &[PathStep], need: ReadNeed, branches: usize, projection: &mut
 }
 
 impl PathStep {
+    /// The key, if the step takes one child by its key.
+    fn key(&self) -> Option<&str> {
+        match &self.select {
+            ChildSelector::Key(key) if !self.deep => Some(key),
+            _ => None,
+        }
+    }
+
     fn is_definite(&self) -> bool {
         !self.deep && matches!(self.select, ChildSelector::Key(_) | ChildSelector::Item(_))
     }
@@ -295,8 +341,11 @@ impl ChildSelector {
         }
     }
 
-    fn selects<'v, 'a>(&self, position: ChildPosition<'v>, child: &'v Json<'a>, root: &'v Json<'a>) -> bool {
-        match (self, position) {
+    fn selects<'v, 'a>(&self, position: ChildPosition<'v>, child: &'v Json<'a>, root: &'v Json<'a>) -> Truth {
+        let selects = match (self, position) {
+            (ChildSelector::Where(condition), ChildPosition::Item { .. }) => {
+                return condition.holds(child, root);
+            }
             (ChildSelector::Every, _) => true,
             (ChildSelector::Key(key), ChildPosition::Key(known)) => key == known,
             (ChildSelector::Keys(keys), ChildPosition::Key(known)) => keys.iter().any(|key| key == known),
@@ -306,9 +355,9 @@ impl ChildSelector {
             (ChildSelector::Items(members), ChildPosition::Item { index, len }) => {
                 members.iter().any(|member| member.selects(index, len))
             }
-            (ChildSelector::Where(condition), ChildPosition::Item { .. }) => condition.holds(child, root),
             _ => false,
-        }
+        };
+        selects.into()
     }
 }
 

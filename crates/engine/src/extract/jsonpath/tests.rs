@@ -2,6 +2,7 @@
 //! way to get it wrong, and properties of random paths.
 
 mod fuzz;
+mod redacted;
 mod refused;
 
 use super::*;

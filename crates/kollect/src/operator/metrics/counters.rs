@@ -164,9 +164,9 @@ impl Meter {
         self.errors.get_or_create(&FailedLabel { kind, error_class: class_label(error) }).inc();
     }
 
-    /// Counts an object that cannot be read as an error of its target.
+    /// Counts an object without a row as an error of its target.
     pub(crate) fn count_problem(&self, problem: &CollectProblem) {
-        if let CollectProblem::Unreadable { target, .. } = problem {
+        if let CollectProblem::RowDropped { target, .. } = problem {
             let kind = if target.namespace.is_some() { "KollectTarget" } else { "KollectClusterTarget" };
             self.count_failure(kind, ErrorClass::Terminal);
         }

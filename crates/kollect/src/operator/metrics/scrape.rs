@@ -106,7 +106,24 @@ fn rows(encoder: &mut DescriptorEncoder<'_>, view: &MetricsView, rows: &StoreRea
     let lines = nulls(view, rows).into_iter().map(|((profile, attribute, cause), rows)| {
         ([("profile", profile), ("attribute", attribute), ("cause", cause.to_owned())], rows)
     });
-    gauges(encoder, "kollect_null_attributes", help, lines)
+    gauges(encoder, "kollect_null_attributes", help, lines)?;
+    let help =
+        "Values of an attribute of the profile that are redacted, or texts with a credential that was masked";
+    let lines = redactions(view, rows).into_iter();
+    let lines = lines
+        .map(|((profile, attribute), values)| ([("profile", profile), ("attribute", attribute)], values));
+    gauges(encoder, "kollect_redacted_values", help, lines)
+}
+
+/// Redacted values, by profile and attribute.
+fn redactions(view: &MetricsView, rows: &StoreReader) -> BTreeMap<(String, String), usize> {
+    let mut sums = BTreeMap::new();
+    for target in &view.targets {
+        for (attribute, values) in rows.redacted_values(&target.id) {
+            *sums.entry((target.profile.clone(), attribute.to_string())).or_default() += values;
+        }
+    }
+    sums
 }
 
 /// Rows in which attributes have no value, by profile, attribute and cause.

@@ -3,13 +3,16 @@
 #[path = "../../../tests/it/exposition.rs"]
 mod exposition;
 
-use std::time::SystemTime;
+use std::{sync::Arc, time::SystemTime};
 
 use exposition::Exposition;
 use kollect_engine::{
     deliver::DestinationKey,
     export::{Acknowledgement, BindingEvent, BindingProgress, Outcome},
-    store::{NullAttribute, NullCause, Revision, RowOrigin, StoreWriter, Visibility, store},
+    store::{
+        NullAttribute, NullCause, RedactedAttribute, Revision, RowNotes, RowOrigin, StoreWriter, Visibility,
+        store,
+    },
     tasks::Tasks,
 };
 use kollect_model::{
@@ -69,9 +72,11 @@ fn fill(writer: &StoreWriter, target: &str, kind: &str, uids: std::ops::Range<u3
         let key = row_key(target, kind, uid);
         let attributes = format!(r#"{{"size":2,"team":"{}"}}"#, uid % 300);
         let attributes = RawValue::from_string(attributes).unwrap();
-        let null = NullAttribute { name: "owner".into(), cause: NullCause::Missing, found: "" };
+        let nulls = vec![NullAttribute { name: "owner".into(), cause: NullCause::Missing, types: None }];
+        let redactions = vec![RedactedAttribute { name: "env".into(), values: 3 }];
+        let notes = Arc::new(RowNotes { nulls, redactions });
         let row = Row::new(key, "v1".into(), "x".into(), attributes.into());
-        rows.upsert(row, RowOrigin::default(), (uid == 0).then(|| [null].into()));
+        rows.upsert(row, RowOrigin::default(), (uid == 0).then_some((notes, &Vec::new())));
     }
     rows.set_visibility(Visibility::Everything);
 }

@@ -362,7 +362,8 @@ impl StatusInputs<'_> {
     /// Sets Blind for what cannot be seen. Returns whether nothing can be seen.
     fn set_blind(&self, resolved: &ResolvedInventory, conditions: &mut Conditions<'_>) -> bool {
         let visibilities = self.rows.visibilities(&resolved.targets);
-        let blind = kollect_engine::export::coverage(&visibilities, self.watched);
+        let blind = kollect_engine::export::coverage(&visibilities, self.watched, 0);
+        let undecided: usize = resolved.targets.iter().map(|id| self.rows.undecided(id).0).sum();
         let waiting: Vec<String> = resolved
             .targets
             .iter()
@@ -383,6 +384,12 @@ impl StatusInputs<'_> {
             );
         } else if !waiting.is_empty() {
             conditions.set("Blind", true, Reason::NotSeen, first_fault(&waiting));
+        } else if undecided > 0 {
+            let objects = counted(undecided, "object is", "objects are");
+            let message = format!(
+                "whether {objects} selected depends on redacted values: see condition MatchUndecided of the targets"
+            );
+            conditions.set("Blind", true, Reason::RedactedValue, message);
         }
         !resolved.targets.is_empty() && resolved.targets.iter().all(|id| self.is_unseen(id))
     }

@@ -1,7 +1,7 @@
-//! Attributes without a value: how many rows, the cause, and an example.
+//! Attributes without a value: how many rows, the cause, and an example. Attributes with redacted values.
 
-use kollect_engine::store::{NullCause, NullCount};
-use kollect_model::crd::target::NullAttributeStatus;
+use kollect_engine::store::{NullCause, NullCount, RedactionCount};
+use kollect_model::crd::target::{NullAttributeStatus, RedactionStatus};
 
 use super::counted;
 use crate::{operator::conditions::Conditions, reason::Reason};
@@ -31,10 +31,28 @@ fn line(null: &NullCount) -> NullAttributeStatus {
     }
 }
 
-fn example(NullCount { cause, example: (object, found), .. }: &NullCount) -> String {
-    match cause {
-        NullCause::TypeMismatch => format!("{object} has {found}"),
-        NullCause::Missing | NullCause::Failed => object.clone(),
+/// The lines of the status about redacted values; attributes with most of them come first.
+pub(super) fn redactions(redactions: &[RedactionCount]) -> Vec<RedactionStatus> {
+    let mut redactions: Vec<&RedactionCount> = redactions.iter().collect();
+    redactions.sort_by(|a, b| (b.values, &a.attribute).cmp(&(a.values, &b.attribute)));
+    let count = |number: usize| number.try_into().unwrap_or(i64::MAX);
+    let line = |redacted: &RedactionCount| RedactionStatus {
+        name: redacted.attribute.to_string(),
+        values: count(redacted.values),
+        rows: count(redacted.rows),
+        example: redacted.object.clone(),
+    };
+    redactions.into_iter().take(MAX_LINES).map(line).collect()
+}
+
+fn example(NullCount { cause, object, found, types, .. }: &NullCount) -> String {
+    match (cause, types) {
+        (NullCause::TypeMismatch, Some((declared, kind))) => {
+            let value = if found.is_empty() { String::new() } else { format!(", {found}") };
+            format!("{object} has {kind}{value}, declared {declared}")
+        }
+        (NullCause::Failed, _) if !found.is_empty() => format!("{object}: {found}"),
+        _ => object.clone(),
     }
 }
 
@@ -81,8 +99,18 @@ mod tests {
     #[test]
     fn type_mismatches_come_first_and_the_attributes_that_are_not_named_are_counted() {
         let null = |attribute: &str, cause, rows| {
-            let example = ("shop/cart".to_owned(), "a string");
-            NullCount { attribute: attribute.into(), cause, rows, example }
+            let (found, types) = match cause {
+                NullCause::TypeMismatch => ("\"x\"".to_owned(), Some(("map", "a string"))),
+                _ => (String::new(), None),
+            };
+            NullCount {
+                attribute: attribute.into(),
+                cause,
+                rows,
+                object: "shop/cart".to_owned(),
+                found,
+                types,
+            }
         };
         let nulls = [
             null("owner", NullCause::Missing, 1),
@@ -96,14 +124,14 @@ mod tests {
             (&*condition.reason, &*condition.message),
             (
                 "TypeMismatch",
-                "team is null in 3000 rows: not of the declared type (shop/cart has a string); owner has no value in \
+                "team is null in 3000 rows: not of the declared type (shop/cart has a string, \"x\", declared map); owner has no value in \
                  1 row (shop/cart); 1 more in status.nullAttributes; if that is not expected, correct path or type in \
                  the profile"
             )
         );
         assert_eq!(
             first_mismatch(&nulls).unwrap(),
-            "attribute team is null in 3000 rows: not of the declared type (shop/cart has a string)"
+            "attribute team is null in 3000 rows: not of the declared type (shop/cart has a string, \"x\", declared map)"
         );
         let lines = lines(&nulls);
         assert_eq!((&*lines[0].name, lines[0].rows, lines.len()), ("team", 3000, 3));

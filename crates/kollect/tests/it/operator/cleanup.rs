@@ -41,7 +41,7 @@ impl OperatorTest {
         destination.as_str().unwrap().to_owned()
     }
 
-    fn log(&self) -> String {
+    pub(super) fn log(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("operator.log")).unwrap_or_default()
     }
 

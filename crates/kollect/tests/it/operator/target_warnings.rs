@@ -128,7 +128,8 @@ fn attributes_without_a_value_are_counted_with_an_example() {
         (&json!("team"), &json!("TypeMismatch"), &json!(2)),
         "{status}"
     );
-    assert!(nulls[0]["example"].as_str().unwrap().ends_with("has a string"), "{status}");
+    let example = nulls[0]["example"].as_str().unwrap();
+    assert!(example.ends_with("/a has a string, \"red\", declared int"), "{status}");
     assert_eq!(
         (&nulls[1]["name"], &nulls[1]["cause"], &nulls[1]["rows"]),
         (&json!("owner"), &json!("Missing"), &json!(3)),
@@ -136,7 +137,6 @@ fn attributes_without_a_value_are_counted_with_an_example() {
     );
     assert_eq!(status["extractionFailures"], 2, "{status}");
     assert!(status["lastExtractionError"].as_str().unwrap().starts_with("attribute team is null in 2 rows"));
-    assert!(!status.to_string().contains("blue"), "values are not shown: {status}");
     test.wait_for_event_about("KollectTarget/maps", "Warning TypeMismatch");
     let series = |attribute: &str, cause: &str| {
         let profile = format!("{}/maps", test.namespace);

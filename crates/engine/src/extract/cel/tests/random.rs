@@ -47,7 +47,7 @@ fn parts(list: &'static str) -> Vec<&'static str> {
 
 impl Random {
     /// An expression in which `x` and `y` are known everywhere.
-    fn closed_expression(&mut self) -> String {
+    pub(in crate::extract) fn closed_expression(&mut self) -> String {
         format!(
             "cel.bind(x, object.spec.containers, cel.bind(y, object.spec.replicas, {}))",
             self.expression(3)

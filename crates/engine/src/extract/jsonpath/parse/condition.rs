@@ -143,7 +143,7 @@ impl PathParser {
         let start = self.at;
         let origin = match self.peek() {
             Some('\'' | '"') => {
-                let text = self.quoted(escaped)?.text;
+                let text = self.quoted(escaped)?;
                 return Ok(FilterOperand::Literal(Json::String(Cow::Owned(text))));
             }
             Some('@' | '.' | '[') => FilterPathRoot::Item,
