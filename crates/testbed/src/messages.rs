@@ -234,6 +234,8 @@ fn normalized(text: &str) -> String {
                 r"\b(namespace|namespaces|Secret|target|inventory|stream|table|file|attribute|cluster|directory|KollectProfile|KollectTarget|KollectClusterTarget|KollectInventory|KollectClusterInventory|KollectScope|KollectClusterScope|KollectDatabaseSink|KollectSnapshotSink|KollectEventSink|KollectConnectionTest|(?:database|snapshot|event) sink) ([a-z0-9][A-Za-z0-9._/-]*)",
                 "$1 <$2>",
             ),
+            (r"(target \S+: (?:\d+ values? of )?)\S+ (has no value|failed|is redacted|are redacted)", "${1}ATTRIBUTE $2"),
+            (r"(rows, such as) [^\s:]+", "$1 NAME"),
             (r"\b(?:[a-z0-9.-]+/)?v\d[a-z0-9]* [A-Z][A-Za-z]+", "KIND"),
             (r"\b(list|watch) [a-z]+(?:\.[a-z0-9.-]+)? in ", "$1 RESOURCE in "),
             (r"\b[a-z]+(?:\.[a-z0-9.-]+)? cannot be seen in ", "RESOURCE cannot be seen in "),
@@ -254,7 +256,7 @@ fn normalized(text: &str) -> String {
 
 /// Replaces the words in `<…>` by NAME, unless they are words of a sentence and no names.
 fn without_names(text: &str) -> String {
-    const WORDS: [&str; 38] = [
+    const WORDS: [&str; 39] = [
         "and",
         "another",
         "are",
@@ -266,6 +268,7 @@ fn without_names(text: &str) -> String {
         "could",
         "data",
         "does",
+        "failed",
         "from",
         "go",
         "has",
