@@ -45,7 +45,7 @@ pub async fn export(binding: &Binding, snapshot: &Snapshot) -> Result<Outcome, S
     let difference = sink.compare(binding, snapshot, snapshot.visibilities()).await?;
     let coverage = coverage(snapshot.visibilities(), &binding.watched, snapshot.undecided());
     let revision = snapshot.reached.visible_up_to();
-    let receipt = sink.write(binding, &difference.delta, revision, &coverage).await?;
+    let receipt = sink.write(binding, &difference.delta, &snapshot.rows, revision, &coverage).await?;
     Ok(difference.into_outcome(receipt, 0).0)
 }
 

@@ -31,6 +31,7 @@ use kollect_model::{
         },
         shapes::Gvk,
     },
+    schema::{AttributeSchema, AttributeType},
 };
 use serde_json::value::RawValue;
 
@@ -41,7 +42,6 @@ use self::{
     helm::{HelmError, HelmField},
     jsonpath::Path,
     resource::{CompiledResourceExport, PruneError},
-    types::AttributeType,
 };
 pub use crate::scrub::{RedactedPlace, RedactionCause};
 use crate::{
@@ -132,6 +132,8 @@ pub struct CompiledProfile {
     pub gvk: Gvk,
     /// Possible mistakes that are no errors.
     pub warnings: Vec<SpecError>,
+    /// What it declares about the attributes of its rows, by name.
+    pub schema: Arc<[AttributeSchema]>,
     attributes: Vec<CompiledAttribute>,
     resource: Option<CompiledResourceExport>,
     projection: Projection,
@@ -340,6 +342,7 @@ impl CompiledProfile {
         let mut profile = Self {
             gvk: spec.target_gvk.clone(),
             warnings,
+            schema: declared(&attributes, resource.as_ref()),
             reads_namespace: attributes
                 .iter()
                 .any(|a| matches!(&a.source, AttributeSource::Cel(e) if e.reads_namespace()))
@@ -505,7 +508,7 @@ impl<'r, 'a> ObjectReading<'r, 'a> {
                 scrubber.scrub_attribute(name, &mut value, attribute.expression(), found);
             }
             if let Some(type_) = attribute.type_ {
-                value = type_.convert(value, attribute.yields_list()).unwrap_or_else(|value| {
+                value = types::convert(type_, value, attribute.yields_list()).unwrap_or_else(|value| {
                     (cause, types) = (NullCause::TypeMismatch, Some((type_.name(), value.kind())));
                     // Values of Secrets are in rows only.
                     if !self.profile.secret_fields.secret_extraction {
@@ -676,6 +679,26 @@ fn check_metrics(spec: &KollectProfileSpec) -> Vec<SpecError> {
         }
     }
     errors
+}
+
+/// What a profile declares about the attributes of its rows.
+fn declared(
+    attributes: &[CompiledAttribute],
+    resource: Option<&CompiledResourceExport>,
+) -> Arc<[AttributeSchema]> {
+    let object = resource.map(|resource| AttributeSchema {
+        name: resource.name.clone(),
+        type_: Some(AttributeType::Map),
+        optional: false,
+    });
+    let attributes = attributes.iter().map(|attribute| AttributeSchema {
+        name: attribute.name.clone(),
+        type_: attribute.type_,
+        optional: attribute.optional,
+    });
+    let mut schema: Vec<AttributeSchema> = attributes.chain(object).collect();
+    schema.sort();
+    schema.into()
 }
 
 /// Turns the parts of a spec into their compiled form.

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 use crate::{
     claim::Claim,
     row::{Row, RowDigest, RowKey},
+    schema::Schema,
 };
 
 /// Namespace under which cluster inventories appear in sinks.
@@ -92,6 +93,11 @@ pub struct Batch<'a> {
     pub claim: &'a Claim,
     /// Rows to change. If empty, only the record of the inventory as a whole is updated.
     pub delta: &'a Delta,
+    /// All rows of the inventory that are known now, for sinks of [`Delivery::Documents`](crate::sink::Delivery). Rows of the sink whose
+    /// objects cannot be seen are neither here nor among the removed ones: the document must keep them.
+    pub rows: &'a BTreeMap<RowKey, Arc<Row>>,
+    /// What the targets of the inventory declare about their rows.
+    pub schema: &'a Schema,
     /// Generation of the inventory's spec; 0 if there is none.
     pub generation: i64,
     /// Number of the last change that the rows contain.
@@ -107,6 +113,12 @@ pub struct Batch<'a> {
 /// Default size of document parts, in bytes.
 pub const PART_BYTES: usize = 1_572_864;
 
+/// The rows of a batch that only has a delta.
+static NO_ROWS: BTreeMap<RowKey, Arc<Row>> = BTreeMap::new();
+
+/// The schema of a batch without one.
+static NO_SCHEMA: Schema = Schema { targets: BTreeMap::new() };
+
 impl<'a> Batch<'a> {
     /// A write with complete coverage, and defaults for all other fields.
     pub fn new(inventory: &'a InventoryId, claim: &'a Claim, delta: &'a Delta) -> Self {
@@ -114,6 +126,8 @@ impl<'a> Batch<'a> {
             inventory,
             claim,
             delta,
+            rows: &NO_ROWS,
+            schema: &NO_SCHEMA,
             generation: 0,
             revision: 0,
             coverage: "complete",

@@ -13,6 +13,7 @@ pub mod difference;
 pub mod envelope;
 pub mod event;
 pub mod row;
+pub mod schema;
 pub mod sink;
 mod spec_error;
 pub mod yaml;

@@ -18,7 +18,7 @@ use crate::{
 /// An open connection to a destination of rows.
 #[async_trait]
 pub trait Sink: Send + Sync {
-    /// Whether the sink takes changed rows or whole snapshots.
+    /// Whether the sink takes changed rows, whole documents or whole snapshots.
     fn delivery(&self) -> Delivery {
         Delivery::Changes
     }
@@ -59,6 +59,8 @@ pub trait Sink: Send + Sync {
 pub enum Delivery {
     /// The rows that differ from what it holds.
     Changes,
+    /// The rows that differ, and all rows beside them ([`Batch::rows`]): the sink replaces a document as a whole.
+    Documents,
     /// All rows as added ones, each time that one of them has changed: the sink keeps none of them.
     Snapshots,
 }

@@ -22,12 +22,16 @@ use kollect_model::{
 };
 
 mod backend;
+#[cfg(feature = "bucket")]
+mod bucket;
 #[cfg(feature = "tls")]
 mod cause;
 mod columns;
 #[cfg(feature = "connection")]
 mod connection_task;
 mod dial;
+#[cfg(feature = "document")]
+mod document;
 #[cfg(feature = "filesystem")]
 pub mod filesystem;
 #[cfg(feature = "git")]
@@ -42,10 +46,14 @@ mod policy;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 mod preview;
+#[cfg(feature = "s3")]
+pub mod s3;
 mod sample;
 mod secrets;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+#[cfg(feature = "connection")]
+mod stall;
 #[cfg(feature = "tls")]
 mod tls;
 
@@ -64,6 +72,8 @@ static BACKENDS: &[backend::BackendEntry] = &[
     backend::BackendEntry::of::<nats::NatsConfig>(),
     #[cfg(feature = "postgres")]
     backend::BackendEntry::of::<postgres::PostgresConfig>(),
+    #[cfg(feature = "s3")]
+    backend::BackendEntry::of::<s3::S3Config>(),
     #[cfg(feature = "sqlite")]
     backend::BackendEntry::of::<sqlite::SqliteConfig>(),
 ];

@@ -32,6 +32,7 @@ mod ports;
 pub mod postgres;
 pub mod programs;
 pub mod proxy;
+pub mod s3;
 pub mod sbom;
 pub mod schemas;
 
@@ -48,3 +49,4 @@ pub use ports::free_port;
 pub use postgres::{Postgres, StoppedPostgres};
 pub use programs::{Programs, chart_tool, promtool};
 pub use proxy::{FailureMoment, Proxy, RecordedList};
+pub use s3::S3;

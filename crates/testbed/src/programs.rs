@@ -35,6 +35,11 @@ const NATS_MODULE: Pins = Pins {
     directory: concat!(env!("CARGO_MANIFEST_DIR"), "/servers/nats"),
 };
 
+const VERSITYGW_MODULE: Pins = Pins {
+    go_mod: include_str!("../servers/versitygw/go.mod"),
+    directory: concat!(env!("CARGO_MANIFEST_DIR"), "/servers/versitygw"),
+};
+
 const PROMTOOL_MODULE: Pins = Pins {
     go_mod: include_str!("../servers/promtool/go.mod"),
     directory: concat!(env!("CARGO_MANIFEST_DIR"), "/servers/promtool"),
@@ -134,6 +139,17 @@ const NATS: Bundle = Bundle {
     minutes: 1,
 };
 
+const VERSITYGW: Bundle = Bundle {
+    name: "versitygw",
+    pins: VERSITYGW_MODULE,
+    module: "github.com/versity/versitygw",
+    programs: &[("versitygw", "github.com/versity/versitygw/cmd/versitygw")],
+    source: "",
+    tags: "",
+    version_flags: "",
+    minutes: 2,
+};
+
 const PROMTOOL: Bundle = Bundle {
     name: "promtool",
     pins: PROMTOOL_MODULE,
@@ -173,7 +189,7 @@ const CHART_TOOLS: Bundle = Bundle {
     minutes: 2,
 };
 
-const BUNDLES: [Bundle; 7] = [KUBERNETES, ETCD, CEL, NATS, PROMTOOL, HELM, CHART_TOOLS];
+const BUNDLES: [Bundle; 8] = [KUBERNETES, ETCD, CEL, NATS, VERSITYGW, PROMTOOL, HELM, CHART_TOOLS];
 
 /// Paths of all programs in the cache, those of the control plane first. Missing ones are built.
 pub fn all() -> Result<Vec<PathBuf>, Error> {
@@ -199,6 +215,11 @@ pub(crate) fn cel() -> Result<PathBuf, Error> {
 /// The NATS server from the cache; built first if it is missing.
 pub fn nats_server() -> Result<PathBuf, Error> {
     NATS.program("nats-server")
+}
+
+/// The S3 server from the cache; built first if it is missing.
+pub(crate) fn versitygw() -> Result<PathBuf, Error> {
+    VERSITYGW.program("versitygw")
 }
 
 /// promtool from the cache; built first if it is missing.

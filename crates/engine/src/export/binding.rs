@@ -14,6 +14,7 @@ use kollect_model::{
     claim::{Claim, Claimant},
     destination::Destination,
     row::{RowKey, TargetId},
+    schema::Schema,
     sink::{Sink, SinkError},
 };
 
@@ -107,6 +108,8 @@ pub struct Binding {
     pub claim_check_interval: Option<Duration>,
     /// The targets of the inventory.
     pub targets: Vec<TargetId>,
+    /// What they declare about their rows.
+    pub schema: Arc<Schema>,
     /// When to write.
     pub cadence: Cadence,
     /// What is known about targets and kinds that do not belong to the inventory.
@@ -154,6 +157,7 @@ impl Binding {
             claim_checks: Arc::default(),
             claim_check_interval: None,
             targets: Vec::new(),
+            schema: Arc::default(),
             cadence: Cadence::default(),
             outside: Visibility::Everything,
             watched: Visibility::Everything,

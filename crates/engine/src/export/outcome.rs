@@ -9,7 +9,7 @@ use std::{
 use kollect_model::{
     batch::{Baseline, Batch, Delta, Receipt},
     claim::Claim,
-    row::{RowKey, TargetId},
+    row::{Row, RowKey, TargetId},
     sink::{Delivery, Sink, SinkError},
 };
 use tokio::time::Instant;
@@ -128,7 +128,7 @@ impl ClaimedSink {
     fn claim_check_interval(&self, binding: &Binding) -> Option<Duration> {
         let interval = binding.claim_check_interval.unwrap_or_else(|| self.sink.claim_check_interval());
         // A write checks the claim as well, and sinks for snapshots have none.
-        (!interval.is_zero() && self.delivery() == Delivery::Changes).then_some(interval)
+        (!interval.is_zero() && self.delivery() != Delivery::Snapshots).then_some(interval)
     }
 
     /// When to check the claim if nothing is written before; `None`: never.
@@ -182,21 +182,24 @@ impl ClaimedSink {
         Ok(SinkDifference { delta, held, before, unchanged, left_alone, is_complete, kept })
     }
 
-    /// Writes a delta. An empty one is written too: the sink records the time and the coverage.
+    /// Writes a delta; `rows` are all rows after it. An empty delta is written too: the sink records the time and the coverage.
     pub(super) async fn write(
         &mut self,
         binding: &Binding,
         delta: &Delta,
+        rows: &BTreeMap<RowKey, Arc<Row>>,
         revision: u64,
         coverage: &str,
     ) -> Result<Receipt, SinkError> {
-        let Binding { inventory, generation, part_bytes, .. } = binding;
+        let Binding { inventory, generation, part_bytes, schema, .. } = binding;
         let last_checksum = binding.last_checksum.get();
         let batch = Batch {
             generation: *generation,
             revision,
             coverage,
             part_bytes: *part_bytes,
+            rows,
+            schema,
             last_checksum: last_checksum.as_deref(),
             ..Batch::new(inventory, &self.granted.claim, delta)
         };

@@ -326,7 +326,9 @@ impl<'a> RunningBinding<'a> {
         };
         let contents = match sink.delivery() {
             Delivery::Snapshots => self.send_snapshot(&mut sink, report).await?,
-            Delivery::Changes => {
+            delivery @ (Delivery::Changes | Delivery::Documents) => {
+                // Taken before the changes: what happens in between is a change as well.
+                let rows = if delivery == Delivery::Documents { self.all_rows() } else { BTreeMap::new() };
                 let TakenChanges { changes, reached, since } = self.changes.take_all();
                 // A new visibility may prove rows gone that only the sink holds.
                 let compare = compare || self.rows.visibilities(&binding.targets) != self.seen;
@@ -339,7 +341,7 @@ impl<'a> RunningBinding<'a> {
                 if compare || guarded || known {
                     self.compare(&mut sink, contents, (changes, causes), report).await?
                 } else {
-                    self.write_changes(&mut sink, changes, reached, report).await?
+                    self.write_changes(&mut sink, changes, rows, reached, report).await?
                 }
             }
         };
@@ -348,6 +350,14 @@ impl<'a> RunningBinding<'a> {
         self.backoff.reset();
         self.terminal.reset();
         Ok(())
+    }
+
+    /// All rows of the inventory that can be seen.
+    fn all_rows(&self) -> BTreeMap<RowKey, Arc<Row>> {
+        let Binding { targets, outside, row_filter, .. } = &*self.binding;
+        let mut snapshot = self.rows.snapshot_of_seen(targets, outside.clone());
+        row_filter.apply(&mut snapshot);
+        snapshot.rows
     }
 
     /// The changes need no write: records that the sink has reached their revision.
@@ -408,7 +418,8 @@ impl<'a> RunningBinding<'a> {
             binding.progress.begin(Activity::Writing, None);
         }
         let revision = snapshot.reached.visible_up_to();
-        let receipt = sink.write(&binding, delta, revision, &self.coverage(&seen)).await?;
+        let coverage = self.coverage(&seen);
+        let receipt = sink.write(&binding, delta, &snapshot.rows, revision, &coverage).await?;
         if !delta.is_empty() {
             self.last_write = Some(Instant::now());
         }
@@ -436,11 +447,12 @@ impl<'a> RunningBinding<'a> {
         Ok(KnownContents::Known)
     }
 
-    /// Writes what has changed since the last time.
+    /// Writes what has changed since the last time. `rows` are those from before the changes, if the sink takes all of them.
     async fn write_changes(
         &mut self,
         sink: &mut ClaimedSink,
         changes: Vec<StoreChange>,
+        mut rows: BTreeMap<RowKey, Arc<Row>>,
         reached: Revision,
         report: &impl Fn(BindingEvent<'_>),
     ) -> Result<KnownContents, AttemptStopped> {
@@ -470,7 +482,8 @@ impl<'a> RunningBinding<'a> {
         }
         self.check_may_write()?;
         let coverage = self.coverage(&self.seen);
-        let mut receipt = sink.write(&binding, &delta, reached.visible_up_to(), &coverage).await?;
+        apply(&delta, &mut rows);
+        let mut receipt = sink.write(&binding, &delta, &rows, reached.visible_up_to(), &coverage).await?;
         self.last_write = Some(Instant::now());
         // What the sink held of each row before.
         let mut held: BTreeMap<RowKey, Option<RowDigest>> = BTreeMap::new();
@@ -550,7 +563,8 @@ impl<'a> RunningBinding<'a> {
         let delta = Delta { added, ..Delta::default() };
         self.check_may_write()?;
         let revision = snapshot.reached.visible_up_to();
-        let receipt = sink.write(&binding, &delta, revision, &self.coverage(&seen)).await?;
+        let coverage = self.coverage(&seen);
+        let receipt = sink.write(&binding, &delta, &snapshot.rows, revision, &coverage).await?;
         if !delta.is_empty() {
             self.last_write = Some(Instant::now());
         }
@@ -605,6 +619,12 @@ fn written<'a>(
     let rows = delta.rows().filter(|row| !refused.contains_key(&row.key));
     let rows = rows.map(move |row| (&row.key, before(&row.key), Some(row.digest)));
     rows.chain(delta.removed.iter().map(move |removed| (&removed.key, before(&removed.key), None)))
+}
+
+/// Brings rows up to date with a delta.
+fn apply(delta: &Delta, rows: &mut BTreeMap<RowKey, Arc<Row>>) {
+    rows.extend(delta.rows().map(|row| (row.key.clone(), row.clone())));
+    delta.removed.iter().for_each(|removed| drop(rows.remove(&removed.key)));
 }
 
 /// What to write for changes, each with the digest that the sink holds if that is not what the store knew.

@@ -14,6 +14,7 @@ use kollect_model::{
         profile::{ExportMode, ExportSections, KollectProfileSpec},
         shapes::Gvk,
     },
+    schema::AttributeType,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, value::RawValue};
@@ -21,7 +22,6 @@ use serde_json::{Map, Value, value::RawValue};
 use super::{
     cel::{self, nearest},
     jsonpath::Path,
-    types::AttributeType,
     with_caret,
 };
 

@@ -2,85 +2,48 @@
 
 use std::borrow::Cow;
 
+use kollect_model::schema::AttributeType;
+
 use crate::{extract::cel::is_quantity, json::Json};
 
-/// Types that an attribute can be declared with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AttributeType {
-    String,
-    Int,
-    Number,
-    Bool,
-    List,
-    Map,
-    Timestamp,
-    Quantity,
+/// The value in a declared type, or the value itself if something would be lost. Null and a redacted value have every type. A path
+/// that yields a list stands for its only item.
+pub(crate) fn convert(
+    declared: AttributeType,
+    value: Json<'_>,
+    from_list_path: bool,
+) -> Result<Json<'_>, Json<'_>> {
+    match value {
+        Json::Null | Json::Redacted => Ok(value),
+        Json::List(mut items) if from_list_path && declared != AttributeType::List => match items.len() {
+            0 => Ok(Json::Null),
+            1 => convert(declared, items.remove(0), false),
+            // It may not be known how many there are.
+            _ if items.contains(&Json::Redacted) => Ok(Json::Redacted),
+            _ => Err(Json::List(items)),
+        },
+        value => convert_one(declared, value),
+    }
 }
 
-impl AttributeType {
-    /// The type of that name. Any other text is documentation and is not enforced.
-    pub(crate) fn named(text: &str) -> Option<Self> {
-        Some(match text {
-            "string" => Self::String,
-            "int" => Self::Int,
-            "number" => Self::Number,
-            "bool" => Self::Bool,
-            "list" => Self::List,
-            "map" => Self::Map,
-            "timestamp" => Self::Timestamp,
-            "quantity" => Self::Quantity,
-            _ => return None,
-        })
-    }
-
-    /// Its name.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::String => "string",
-            Self::Int => "int",
-            Self::Number => "number",
-            Self::Bool => "bool",
-            Self::List => "list",
-            Self::Map => "map",
-            Self::Timestamp => "timestamp",
-            Self::Quantity => "quantity",
-        }
-    }
-
-    /// The value in this type, or the value itself if something would be lost. Null and a redacted value have every type. A
-    /// path that yields a list stands for its only item.
-    pub(crate) fn convert(self, value: Json<'_>, from_list_path: bool) -> Result<Json<'_>, Json<'_>> {
-        match value {
-            Json::Null | Json::Redacted => Ok(value),
-            Json::List(mut items) if from_list_path && self != Self::List => match items.len() {
-                0 => Ok(Json::Null),
-                1 => self.convert(items.remove(0), false),
-                // It may not be known how many there are.
-                _ if items.contains(&Json::Redacted) => Ok(Json::Redacted),
-                _ => Err(Json::List(items)),
-            },
-            value => self.convert_one(value),
-        }
-    }
-
-    fn convert_one(self, value: Json<'_>) -> Result<Json<'_>, Json<'_>> {
-        let text_if = |fits: bool, text| if fits { Ok(Json::String(text)) } else { Err(Json::String(text)) };
-        match (self, value) {
-            (Self::String, value @ Json::String(_))
-            | (Self::Number, value @ Json::Number(_))
-            | (Self::Bool, value @ Json::Bool(_))
-            | (Self::List, value @ Json::List(_))
-            | (Self::Map, value @ Json::Map(_)) => Ok(value),
-            (Self::String | Self::Quantity, Json::Number(text)) => Ok(Json::String(text)),
-            (Self::String, Json::Bool(b)) => Ok(Json::String(if b { "true" } else { "false" }.into())),
-            (Self::Int, Json::Number(text)) => integer(text).map(Json::Number).map_err(Json::Number),
-            (Self::Int, Json::String(text)) => integer(text).map(Json::Number).map_err(Json::String),
-            (Self::Number, Json::String(text)) if is_number(&text) => Ok(Json::Number(text)),
-            (Self::Bool, Json::String(text)) => boolean(&text).map(Json::Bool).ok_or(Json::String(text)),
-            (Self::Timestamp, Json::String(text)) => text_if(is_timestamp(&text), text),
-            (Self::Quantity, Json::String(text)) => text_if(is_quantity(&text), text),
-            (_, value) => Err(value),
-        }
+fn convert_one(declared: AttributeType, value: Json<'_>) -> Result<Json<'_>, Json<'_>> {
+    use AttributeType as D;
+    let text_if = |fits: bool, text| if fits { Ok(Json::String(text)) } else { Err(Json::String(text)) };
+    match (declared, value) {
+        (D::String, value @ Json::String(_))
+        | (D::Number, value @ Json::Number(_))
+        | (D::Bool, value @ Json::Bool(_))
+        | (D::List, value @ Json::List(_))
+        | (D::Map, value @ Json::Map(_)) => Ok(value),
+        (D::String | D::Quantity, Json::Number(text)) => Ok(Json::String(text)),
+        (D::String, Json::Bool(b)) => Ok(Json::String(if b { "true" } else { "false" }.into())),
+        (D::Int, Json::Number(text)) => integer(text).map(Json::Number).map_err(Json::Number),
+        (D::Int, Json::String(text)) => integer(text).map(Json::Number).map_err(Json::String),
+        (D::Number, Json::String(text)) if is_number(&text) => Ok(Json::Number(text)),
+        (D::Bool, Json::String(text)) => boolean(&text).map(Json::Bool).ok_or(Json::String(text)),
+        (D::Timestamp, Json::String(text)) => text_if(is_timestamp(&text), text),
+        (D::Quantity, Json::String(text)) => text_if(is_quantity(&text), text),
+        (_, value) => Err(value),
     }
 }
 
@@ -167,7 +130,7 @@ mod tests {
 
     fn convert(type_: &str, text: &str, from_list_path: bool) -> Option<String> {
         let value = Json::read(text, &Projection::everything()).unwrap();
-        let converted = AttributeType::named(type_).unwrap().convert(value, from_list_path).ok()?;
+        let converted = super::convert(AttributeType::named(type_).unwrap(), value, from_list_path).ok()?;
         let mut out = String::new();
         converted.write(&mut out);
         Some(out)
@@ -252,11 +215,11 @@ mod tests {
     fn a_redacted_value_has_every_type() {
         for type_ in ["string", "int", "number", "bool", "list", "map", "timestamp", "quantity"] {
             let type_ = AttributeType::named(type_).unwrap();
-            assert_eq!(type_.convert(Json::Redacted, false), Ok(Json::Redacted));
+            assert_eq!(super::convert(type_, Json::Redacted, false), Ok(Json::Redacted));
             if type_ != AttributeType::List {
                 let list = Json::List(vec![Json::Bool(true), Json::Redacted]);
                 assert_eq!(
-                    type_.convert(list, true),
+                    super::convert(type_, list, true),
                     Ok(Json::Redacted),
                     "it is not known how many there are"
                 );
@@ -264,7 +227,7 @@ mod tests {
         }
         let looks_like_it =
             Json::read(r#"{"reason":"sensitive-key","redacted":true}"#, &Projection::everything());
-        let converted = AttributeType::Int.convert(looks_like_it.unwrap(), false);
+        let converted = super::convert(AttributeType::Int, looks_like_it.unwrap(), false);
         assert!(converted.is_err(), "a map of an object is a map");
     }
 }

@@ -70,6 +70,7 @@ impl RunDestination {
         let destination = self.plan.destination(&SinkPolicy::default());
         Binding {
             targets: inventory.targets.clone(),
+            schema: inventory.schema.clone(),
             cadence: self.cadence,
             outside: outside.clone(),
             watched: outside.clone(),

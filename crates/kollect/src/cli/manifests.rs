@@ -23,6 +23,7 @@ use kollect_model::{
         profile::KollectProfileSpec,
     },
     row::TargetId,
+    schema::Schema,
     sink::SinkSpec,
 };
 use kollect_sinks::Plan;
@@ -70,6 +71,8 @@ pub(crate) struct RunInventory {
     pub(crate) name: String,
     /// Its targets; those that are suspended as well, because their rows stay.
     pub(crate) targets: Vec<TargetId>,
+    /// What they declare about their rows.
+    pub(crate) schema: Arc<Schema>,
     /// Which of their rows.
     pub(crate) rows: RowsWanted,
     pub(crate) sinks: Vec<RunSink>,

@@ -334,6 +334,7 @@ impl Bindings {
             current,
             siblings: self.siblings.entry((*name).clone()).or_default().clone(),
             targets: resolved.targets.clone(),
+            schema: resolved.schema.clone(),
             cadence: sink.cadence,
             row_filter,
             removal_guard: resolved.removal_guard.as_ref().map(|guard| RemovalGuard {
@@ -645,6 +646,7 @@ fn is_same_definition(old: &Binding, new: &Binding) -> bool {
         && old.generation == new.generation
         && old.claimant == new.claimant
         && old.targets == new.targets
+        && old.schema == new.schema
         && old.cadence == new.cadence
         && old.row_filter == new.row_filter
         && old.removal_guard == new.removal_guard

@@ -20,6 +20,7 @@ use kollect_model::{
         shapes::LabelSelector,
     },
     row::TargetId,
+    schema::Schema,
 };
 
 use serde::Serialize;
@@ -37,6 +38,8 @@ use crate::reason::Reason;
 pub(crate) struct ResolvedInventory {
     /// Its targets, including those that are suspended or invalid: their rows stay.
     pub(crate) targets: Vec<TargetId>,
+    /// What they declare about their rows.
+    pub(crate) schema: Arc<Schema>,
     /// Which rows of these targets belong to it.
     pub(crate) rows: RowsWanted,
     pub(crate) sinks: Vec<BoundSink>,
@@ -406,7 +409,13 @@ impl InventorySpec<'_> {
                 && !target.denied
         };
         let in_namespace = targets.range(target_id("")..).take_while(|(id, _)| id.namespace == namespace);
-        resolved.targets = in_namespace.filter(wanted).map(|(id, _)| id.clone()).collect();
+        let wanted = in_namespace.filter(wanted);
+        let mut schema = Schema::default();
+        for (id, target) in wanted {
+            resolved.targets.push(id.clone());
+            schema.targets.extend(target.schema.clone().map(|declared| (id.clone(), declared)));
+        }
+        resolved.schema = Arc::new(schema);
         // It is not known what targets that cannot be read select: their rows stay.
         for (_, (target_namespace, name)) in refused.iter().filter(|(refused, _)| refused == kind) {
             let id = target_id(name);

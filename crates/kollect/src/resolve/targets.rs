@@ -11,6 +11,7 @@ use kollect_model::{
     SpecError,
     crd::{scope::ScopeCeiling, shapes::Gvk, target::ResourceRule},
     row::TargetId,
+    schema::TargetSchema,
 };
 use kube::ResourceExt;
 
@@ -27,6 +28,8 @@ pub(crate) struct ResolvedTarget {
     pub(crate) target: Option<Arc<Target>>,
     /// Its profile, whether it exists or not.
     pub(crate) profile: ObjectName,
+    /// What it declares about its rows; `None` without a valid profile.
+    pub(crate) schema: Option<TargetSchema>,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) suspended: bool,
     /// Scopes allow nothing of it: its rows are removed.
@@ -119,6 +122,7 @@ impl ObjectSet {
         let mut resolved = ResolvedTarget {
             target: None,
             profile: request.profile.clone(),
+            schema: None,
             labels: request.labels.clone(),
             suspended: request.suspended,
             denied: false,
@@ -147,7 +151,11 @@ impl ObjectSet {
                 let error = SpecError::new("spec.profileRef", &name.as_str().into(), problem);
                 resolved.faults.push(ObjectFault::new(Reason::ProfileInvalid, error));
             }
-            Some(Ok(_)) => {}
+            Some(Ok(profile)) => {
+                let profile_name = format!("{namespace}/{name}");
+                resolved.schema =
+                    Some(TargetSchema { profile: profile_name, attributes: profile.schema.clone() });
+            }
         }
         let profile = profile.and_then(|profile| profile.as_ref().ok());
         request.check_scopes(profile, &mut resolved);

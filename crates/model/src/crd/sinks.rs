@@ -32,7 +32,7 @@ pub use kafka::Kafka;
 pub use layout::{FileName, GroupInPath, Layout, LayoutContent, LayoutIndex, LayoutMode};
 pub use mongodb::MongoDb;
 pub use nats::Nats;
-pub use object_store::{ObjectFormat, ObjectStore};
+pub use object_store::{EncryptionType, ObjectEncryption, ObjectFormat, ObjectStore};
 pub use postgres::Postgres;
 pub use status::{
     GitPreview, KafkaPreview, LayoutPreview, MongoDbPreview, NatsPreview, Preview, SinkStatus, TablePreview,
@@ -82,8 +82,8 @@ pub use status::{
         "layout is only for types git, gitlab and filesystem: remove it",
     ),
     (
-        "!has(self.serialization) || !has(self.serialization.format) || (self.type in ['git', 'gitlab'] ? self.serialization.format in ['json', 'yaml', 'ndjson'] : self.type == 'filesystem' || self.serialization.format in ['json', 'parquet', 'csv'])",
-        "serialization.format is json, yaml or ndjson for git and gitlab; json, parquet or csv for s3, gcs and azureblob",
+        "!has(self.serialization) || !has(self.serialization.format) || (self.type in ['git', 'gitlab'] ? self.serialization.format in ['json', 'yaml', 'ndjson'] : self.type == 'filesystem' || self.serialization.format in ['json', 'ndjson', 'parquet', 'csv'])",
+        "serialization.format is json, yaml or ndjson for git and gitlab; json, ndjson, parquet or csv for s3, gcs and azureblob",
     ),
     (
         "!has(self.serialization) || !has(self.serialization.format) || !has(self.objectStore) || !has(self.objectStore.format) || self.serialization.format == self.objectStore.format",
@@ -378,7 +378,7 @@ pub struct Serialization {
     /// Format. Default: yaml in Git, else json.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub format: Option<FileFormat>,
-    /// Compression. Default: none.
+    /// Compression. Default: zstd for Parquet, else none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
 }

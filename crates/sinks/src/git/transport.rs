@@ -20,7 +20,6 @@ pub(super) mod known_hosts;
 pub(super) mod private_key;
 mod protocol;
 mod ssh;
-mod stream;
 #[cfg(test)]
 mod tests;
 

@@ -130,11 +130,24 @@ pub(crate) fn document(
     inventory: &InventoryId,
     generation: i64,
 ) -> FilePath {
-    let extension = format!("{}{}", settings.format.extension(), if settings.gzip { ".gz" } else { "" });
+    let compressed = settings.gzip.then_some("gz");
+    document_at(template, settings.format.extension(), compressed, inventory, generation)
+}
+
+/// The same with an extension, and with one for a compression behind it.
+pub(crate) fn document_at(
+    template: &PathTemplate,
+    extension: &str,
+    compressed: Option<&str>,
+    inventory: &InventoryId,
+    generation: i64,
+) -> FilePath {
+    let suffix = compressed.map(|name| format!(".{name}")).unwrap_or_default();
+    let extension = format!("{extension}{suffix}");
     let mut path =
         template.fill(&extension, MAX_NAME_BYTES, |name| inventory_value(name, inventory, generation));
-    if settings.gzip && path.extension.rsplit('.').next() != Some("gz") {
-        path.extension.push_str(".gz");
+    if compressed.is_some() && path.extension.rsplit('.').next() != compressed {
+        path.extension.push_str(&suffix);
     }
     path
 }

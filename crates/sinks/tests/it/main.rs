@@ -16,5 +16,6 @@ mod postgres_access;
 mod postgres_refused;
 mod postgres_sessions;
 mod preview;
+mod s3;
 mod server_answers;
 mod sqlite;

@@ -8,12 +8,10 @@ use cel::{
     IdedExpr,
     common::ast::{CallExpr, ComprehensionExpr, EntryExpr, Expr, LiteralValue, operators},
 };
+use kollect_model::schema::AttributeType;
 
 use super::{
-    super::{
-        schema::{Field, Shape, ShapeKind, no_field},
-        types::AttributeType,
-    },
+    super::schema::{Field, Shape, ShapeKind, no_field},
     CelError,
     check::namespaced,
     names::OBJECT,

@@ -1,13 +1,12 @@
 //! Fields of a path that the schema of a kind does not have.
 
+use kollect_model::schema::AttributeType;
+
 use super::{
     Path, PathError,
     steps::{ChildSelector, PathSteps},
 };
-use crate::extract::{
-    schema::{Field, Shape, ShapeKind, no_field},
-    types::AttributeType,
-};
+use crate::extract::schema::{Field, Shape, ShapeKind, no_field};
 
 impl Path {
     /// What the schema shows about a path whose attribute has a declared type; positions are in its text.

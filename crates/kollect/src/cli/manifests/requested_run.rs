@@ -1,6 +1,11 @@
 //! Turns resolved manifests into a run of the command line. Each problem is a line, and prevents the run.
 
-use kollect_model::{SpecError, batch::CLUSTER_NAMESPACE, row::TargetId};
+use kollect_model::{
+    SpecError,
+    batch::CLUSTER_NAMESPACE,
+    row::TargetId,
+    schema::{Schema, TargetSchema},
+};
 
 use super::{Manifests, RequestedRun, RunInventory, RunSink, readable};
 use crate::{
@@ -36,7 +41,8 @@ impl Manifests {
             run.targets.extend(target.target.clone());
         }
         self.check_connection_tests();
-        let known: Vec<TargetId> = resolved.targets.into_keys().collect();
+        let known: Vec<(TargetId, Option<TargetSchema>)> =
+            resolved.targets.into_iter().map(|(id, target)| (id, target.schema)).collect();
         run.inventories = if resolved.inventories.is_empty() {
             self.inventory_for_each_target(&known)
         } else {
@@ -48,8 +54,13 @@ impl Manifests {
         };
         let unbound =
             |id: &&TargetId| !run.inventories.iter().any(|inventory| inventory.targets.contains(id));
-        self.notes
-            .extend(known.iter().filter(unbound).map(|id| format!("target {id} belongs to no inventory")));
+        self.notes.extend(
+            known
+                .iter()
+                .map(|(id, _)| id)
+                .filter(unbound)
+                .map(|id| format!("target {id} belongs to no inventory")),
+        );
         if known.is_empty() && self.problems.is_empty() {
             self.problems.push("the manifests hold no KollectTarget or KollectClusterTarget: add one".into());
         }
@@ -132,7 +143,8 @@ impl Manifests {
             return None;
         }
         let InventoryName { namespace, name } = name;
-        Some(RunInventory { namespace, name, targets: inventory.targets, rows: inventory.rows, sinks })
+        let ResolvedInventory { targets, schema, rows, .. } = inventory;
+        Some(RunInventory { namespace, name, targets, schema, rows, sinks })
     }
 
     /// Faults of the reference are problems of the inventory; faults of the sink matter only to a run that writes.
@@ -157,9 +169,9 @@ impl Manifests {
     }
 
     /// Without inventories among the manifests each target is an inventory of its own.
-    fn inventory_for_each_target(&mut self, known: &[TargetId]) -> Vec<RunInventory> {
+    fn inventory_for_each_target(&mut self, known: &[(TargetId, Option<TargetSchema>)]) -> Vec<RunInventory> {
         let mut inventories = Vec::new();
-        for id in known {
+        for (id, declared) in known {
             if id.namespace.as_deref() == Some(CLUSTER_NAMESPACE) {
                 let problem = "sinks keep cluster inventories under this name; use another namespace";
                 self.problems
@@ -169,6 +181,9 @@ impl Manifests {
                 namespace: id.namespace.as_deref().map(Into::into),
                 name: id.name.to_string(),
                 targets: vec![id.clone()],
+                schema: Arc::new(Schema {
+                    targets: declared.iter().map(|declared| (id.clone(), declared.clone())).collect(),
+                }),
                 rows: RowsWanted::default(),
                 sinks: Vec::new(),
             });

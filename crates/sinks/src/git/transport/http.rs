@@ -35,9 +35,12 @@ use url::{Position, Url};
 use super::{
     failure::{TransportError, connection_error},
     protocol::{AGENT, Chunks, Conversation, GitServer, PIECE_BYTES, Service, ServiceAnswer, ServiceRequest},
-    stream::{SILENCE_LIMIT, StallLimited},
 };
-use crate::{Network, connection_task, git::remote::RemoteConfig};
+use crate::{
+    Network, connection_task,
+    git::remote::RemoteConfig,
+    stall::{SILENCE_LIMIT, StallLimited},
+};
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 const MAX_REDIRECTS: u32 = 5;

@@ -20,11 +20,11 @@ use super::{
     failure::{RefusalMeaning, TransportError, connection_error},
     known_hosts::KnownHosts,
     protocol::{Chunks, Conversation, GitServer, PIECE_BYTES, Service, ServiceAnswer, ServiceRequest},
-    stream::{SILENCE_LIMIT, StallLimited},
 };
 use crate::{
     Network, connection_task,
     git::remote::{RepositoryAddress, SshCredentials},
+    stall::{SILENCE_LIMIT, StallLimited},
 };
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);

@@ -13,17 +13,17 @@ use tokio::{
 };
 
 /// Servers that work for long send progress every few seconds.
-pub(super) const SILENCE_LIMIT: Duration = Duration::from_mins(1);
+pub(crate) const SILENCE_LIMIT: Duration = Duration::from_mins(1);
 
 /// A read fails if no byte was read or written for `limit`.
-pub(super) struct StallLimited<S> {
+pub(crate) struct StallLimited<S> {
     stream: S,
     limit: Duration,
     deadline: Pin<Box<Sleep>>,
 }
 
 impl<S> StallLimited<S> {
-    pub(super) fn new(stream: S, limit: Duration) -> Self {
+    pub(crate) fn new(stream: S, limit: Duration) -> Self {
         Self { stream, limit, deadline: Box::pin(sleep(limit)) }
     }
 
