@@ -377,9 +377,10 @@ fn begins_word(bytes: &[u8], at: usize) -> bool {
     bytes[at].is_ascii_uppercase() && (!before.is_ascii_uppercase() || next_is_lower)
 }
 
-/// Whether a name is that of a reference with the name of a variable behind it: `spark.kubernetes.driver.secretKeyRef.PASSWORD`.
+/// Whether a name is that of a reference: with the name of a variable behind it, as in `spark.kubernetes.driver.secretKeyRef.PASSWORD`,
+/// or of an annotation that says what Vault's agent reads.
 fn refers(name: &str) -> bool {
-    name.contains("secretKeyRef.")
+    name.contains("secretKeyRef.") || name.starts_with("vault.hashicorp.com/")
 }
 
 fn is_header(name: &str) -> bool {

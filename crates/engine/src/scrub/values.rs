@@ -35,6 +35,7 @@ pub(crate) const REFERENCE_PREFIXES: &[&str] = &[
     "<%= ENV",
     "<%= Rails.application.credentials",
     "secret://",
+    "@{",
 ];
 
 /// What ciphertexts begin with that are made to be stored in Git.
@@ -52,6 +53,9 @@ pub(crate) const PUBLIC_PREFIXES: &[&str] = &[
     "pk-lf-",
     "pk.",
 ];
+
+/// Commands that get a credential from somewhere else.
+const COMMANDS: &[&str] = &["aws ", "az ", "cat ", "gcloud ", "kubectl ", "op read ", "openssl rand ", "vault "];
 
 /// What variables of nginx begin with.
 const NGINX_VARIABLES: &[&str] = &["$http_", "$cookie_", "$arg_", "$jwt_", "$upstream_", "$ssl_"];
@@ -77,6 +81,7 @@ pub(crate) const OBJECT_WORDS: &[&str] = &[
     "crt",
     "endpoint",
     "host",
+    "id",
     "key",
     "keys",
     "otp",
@@ -192,7 +197,7 @@ pub(crate) fn is_placeholder(text: &str) -> bool {
         let is_parameter = name.contains('.') && is_plain(name, "_.-");
         return is_plain(name, "_")
             || is_parameter
-            || name.strip_prefix("cat ").is_some_and(|path| is_plain(path, "_./-"));
+            || COMMANDS.iter().any(|command| name.starts_with(command)) && is_plain(name, " _./-");
     }
     if let Some(name) = inside("{{", "}}") {
         let name = name.trim().trim_start_matches(['=', '-']).trim_end_matches('-').trim();

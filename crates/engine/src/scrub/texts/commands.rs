@@ -67,7 +67,8 @@ impl CommandLine {
             if USER_FLAGS.contains(&name) {
                 return password_of(value, ':').map(|kept| password(start + kept));
             }
-            if is_name {
+            // Several lines are a script, of which each line is judged.
+            if is_name && !value.contains('\n') {
                 return Some((start, name.to_owned()));
             }
         }

@@ -20,6 +20,10 @@ const DIRECTIVES: &[&str] =
 /// Directives of Redis that are followed by a password.
 const DIRECTIVES_OF_REDIS: &[&str] = &["requirepass", "masterauth"];
 
+/// Directives of nginx that are followed by an address.
+const ADDRESS_DIRECTIVES: &[&str] =
+    &["proxy_pass", "fastcgi_pass", "grpc_pass", "memcached_pass", "scgi_pass", "uwsgi_pass"];
+
 /// What the next lines are.
 #[derive(Clone, Copy)]
 enum NextLines {
@@ -204,7 +208,7 @@ impl CredentialFinder<'_> {
         let sign = self.after_blanks(name.end);
         let has_sign = sign < end && self.is_sign(&name, sign);
         let value = self.after_blanks(sign + usize::from(has_sign)).min(end);
-        if !has_sign && sign == name.end {
+        if !has_sign && (sign == name.end || ADDRESS_DIRECTIVES.contains(&self.part(name.clone()))) {
             return NextLines::Own;
         }
         // What is below a key of YAML may be at the depth behind its dash.

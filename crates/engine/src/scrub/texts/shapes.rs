@@ -24,6 +24,7 @@ pub(crate) const TOKEN_PREFIXES: &[(&str, usize)] = &[
     ("glptt-", 16),
     ("glcbt-", 16),
     ("glsoat-", 16),
+    ("GR1348941", 20),
     // Slack
     ("xoxa-", 10),
     ("xoxb-", 10),
@@ -65,7 +66,9 @@ pub(crate) const TOKEN_PREFIXES: &[(&str, usize)] = &[
     ("sk-ant-", 20),
     ("sk-proj-", 20),
     ("sdk-", 36),
+    ("sqa_", 30),
     ("sqp_", 30),
+    ("squ_", 30),
     ("tskey-", 16),
     ("xkeysib-", 20),
 ];
