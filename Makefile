@@ -176,7 +176,7 @@ tools:
 
 .PHONY: server-tools
 server-tools:
-	@scripts/tools cargo go cc postgres sqlite3 git nginx fcgiwrap sshd curl
+	@scripts/tools cargo go cc postgres sqlite3 git nginx fcgiwrap sshd curl python3
 
 .PHONY: servers
 servers: server-tools ## Build the control plane, NATS and promtool into the cache; a single test does that by itself if it needs one

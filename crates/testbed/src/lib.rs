@@ -17,6 +17,7 @@ mod certificates;
 mod command;
 pub mod control_plane;
 pub mod demo;
+pub mod duckdb;
 mod error;
 pub mod features;
 pub mod git;

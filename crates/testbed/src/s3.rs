@@ -68,7 +68,7 @@ impl S3 {
             let mut command = Command::new(&program);
             // Keys are not arguments: every user sees those.
             command.env("ROOT_ACCESS_KEY", Self::ACCESS_KEY).env("ROOT_SECRET_KEY", Self::SECRET_KEY);
-            command.args(["--quiet", "--keep-alive", "--port"]).arg(format!("127.0.0.1:{port}"));
+            command.args(["--keep-alive", "--port"]).arg(format!("127.0.0.1:{port}"));
             if certificates.is_some() {
                 command.arg("--cert").arg(scratch.path().join("server.crt"));
                 command.arg("--key").arg(scratch.path().join("server.key"));
@@ -114,6 +114,16 @@ impl S3 {
     /// What a TLS client needs; `None` without TLS.
     pub fn certificates(&self) -> Option<&Certificates> {
         self.certificates.as_ref()
+    }
+
+    /// Method and path of every request so far.
+    pub fn requests(&self) -> Vec<String> {
+        let log = fs::read_to_string(self.scratch.path().join("versitygw.log")).unwrap_or_default();
+        let request = |line: &str| {
+            let mut fields = line.split('|').map(str::trim).skip(5);
+            Some(format!("{} {}", fields.next()?, fields.next()?))
+        };
+        log.lines().filter_map(request).collect()
     }
 
     /// Makes a bucket.

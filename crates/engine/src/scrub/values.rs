@@ -55,7 +55,8 @@ pub(crate) const PUBLIC_PREFIXES: &[&str] = &[
 ];
 
 /// Commands that get a credential from somewhere else.
-const COMMANDS: &[&str] = &["aws ", "az ", "cat ", "gcloud ", "kubectl ", "op read ", "openssl rand ", "vault "];
+const COMMANDS: &[&str] =
+    &["aws ", "az ", "cat ", "gcloud ", "kubectl ", "op read ", "openssl rand ", "vault "];
 
 /// What variables of nginx begin with.
 const NGINX_VARIABLES: &[&str] = &["$http_", "$cookie_", "$arg_", "$jwt_", "$upstream_", "$ssl_"];

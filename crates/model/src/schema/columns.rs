@@ -76,8 +76,8 @@ impl Columns {
             for attribute in known.attributes.iter().filter(is_wanted) {
                 let types = declared.entry(&attribute.name).or_default();
                 types.entry(ColumnType::of(attribute.type_)).or_insert_with(|| {
-                    let type_ = attribute.type_.map_or("no type", AttributeType::name);
-                    format!("target {target} (profile {}) declares {type_}", known.profile)
+                    let name = attribute.type_.map_or("no type", AttributeType::name);
+                    format!("target {target} (profile {}) declares {name}", known.profile)
                 });
             }
         }
@@ -142,7 +142,9 @@ mod tests {
     use super::{super::TargetSchema, *};
     use crate::row::TargetId;
 
-    fn schema(targets: &[(&str, &[(&str, Option<AttributeType>)])]) -> Schema {
+    type Declared<'a> = (&'a str, &'a [(&'a str, Option<AttributeType>)]);
+
+    fn schema(targets: &[Declared<'_>]) -> Schema {
         let targets = targets.iter().map(|(name, attributes)| {
             let attribute = |(name, type_): &(&str, Option<AttributeType>)| AttributeSchema {
                 name: (*name).into(),

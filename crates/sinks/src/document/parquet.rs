@@ -156,11 +156,11 @@ fn write_group(
     columns: &[Column],
     facts: &DocumentFacts<'_>,
 ) -> Result<(), ParquetError> {
-    for number in 0..IDENTITY.len() {
+    for (number, name) in IDENTITY.into_iter().enumerate() {
         let mut collected = Collected::default();
         for (index, row) in rows.iter().enumerate() {
             let value = identity(inventory, row)[number].clone();
-            let is_null = value.is_empty() && IDENTITY[number] == "group";
+            let is_null = value.is_empty() && name == "group";
             collected.add(index, if is_null { Value::Null } else { Value::Text(value) });
         }
         write_column(group, collected, rows.len())?;

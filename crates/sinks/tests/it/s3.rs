@@ -1,7 +1,7 @@
 //! Documents in S3.
 
 use kollect_model::{
-    batch::{Batch, Delta},
+    batch::{Batch, Delta, InventoryId},
     sink::{Sink, SinkError, SinkReason, SinkSpec},
 };
 use kollect_sinks::{Secrets, SinkPolicy, open, plan};
@@ -159,7 +159,7 @@ async fn every_format_and_compression_is_read_back() {
                 "serialization": { "format": format, "compression": compression },
             });
             let path = format!("{name}/team/all.{extension}{suffix}");
-            let inventory = kollect_model::batch::InventoryId { cluster: name.clone(), ..all.clone() };
+            let inventory = InventoryId { cluster: name.clone(), ..all.clone() };
             let (one, two) = (row("u1", odd), row("u2", "{}"));
             let sink = bucket.open(&settings).await;
             write(&*sink, &inventory, Some("c1"), &added(&[one.clone(), two.clone()])).await.unwrap();
@@ -170,11 +170,8 @@ async fn every_format_and_compression_is_read_back() {
             let sink = bucket.open(&settings).await;
             assert_eq!(sink.baseline(&inventory).await.unwrap(), holding([&one, &two]), "{name}");
             let three = row("u3", r#"{"n":1.5}"#);
-            let delta = kollect_model::batch::Delta {
-                added: vec![three.clone()],
-                removed: vec![removed(&two)],
-                ..Delta::default()
-            };
+            let delta =
+                Delta { added: vec![three.clone()], removed: vec![removed(&two)], ..Delta::default() };
             write(&*sink, &inventory, Some("c1"), &delta).await.unwrap();
             assert_ne!(bucket.object(&path).unwrap(), first);
             // The document alone, without its record, says the same.
@@ -355,10 +352,231 @@ fn with_causes(error: &SinkError) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
     while let Some(inner) = cause {
-        text.push_str(&format!(": {inner}"));
+        text = format!("{text}: {inner}");
         cause = inner.source();
     }
     text
+}
+
+/// A change is one document and one record, and a claim check is one HEAD: no bucket is ever listed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_is_two_puts_and_nothing_is_listed() {
+    let server = S3::start().unwrap();
+    server.create_bucket("requests").unwrap();
+    let spec = json!({
+        "type": "s3", "endpoint": format!("{}/requests", server.url()), "secretRef": { "name": "keys" },
+    });
+    let sink = open_spec(&spec, S3::SECRET_KEY).await.unwrap();
+    let all = inventory("", "all");
+    let mut rows: std::collections::BTreeMap<_, _> =
+        (0..50).map(|number| row(&format!("u{number}"), "{}")).map(|row| (row.key.clone(), row)).collect();
+    let claim = sink.claim(&all, &claimant(Some("c1"))).await.unwrap();
+    sink.baseline(&all).await.unwrap();
+    let fill = added(&rows.values().cloned().collect::<Vec<_>>());
+    sink.write(&Batch { rows: &rows, ..Batch::new(&all, &claim, &fill) }).await.unwrap();
+    let new = row("u1", r#"{"n":1}"#);
+    rows.insert(new.key.clone(), new.clone());
+    let write = async |delta: &Delta| {
+        sink.write(&Batch { rows: &rows, ..Batch::new(&all, &claim, delta) }).await.unwrap();
+    };
+    let delta = Delta { changed: vec![crate::conformance::changed(&new)], ..Delta::default() };
+    let document = "/requests/inventory/team/all.json";
+    assert_eq!(
+        requests(&server, write(&delta)).await,
+        [format!("PUT {document}"), "PUT /requests/…".into()],
+        "a changed row"
+    );
+    assert_eq!(requests(&server, write(&Delta::default())).await, Vec::<String>::new(), "nothing changed");
+    let check = async { drop(sink.claims(std::slice::from_ref(&all)).await.unwrap()) };
+    assert_eq!(requests(&server, check).await, ["HEAD /requests/…"], "a check of the claim");
+    let audit = async { drop(sink.baseline(&all).await.unwrap()) };
+    assert_eq!(
+        requests(&server, audit).await,
+        ["HEAD /requests/…".to_owned(), format!("HEAD {document}")],
+        "an audit"
+    );
+}
+
+/// Method and path of the requests that some work makes. Paths of records are cut.
+async fn requests(server: &S3, work: impl Future<Output = ()>) -> Vec<String> {
+    let before = server.requests().len();
+    work.await;
+    // The log is written behind the answer.
+    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    let new = server.requests().split_off(before);
+    new.iter()
+        .map(|line| line.split_once(".kollect").map_or(line.clone(), |(before, _)| format!("{before}…")))
+        .collect()
+}
+
+/// Two writers claim and write in turn, as fast as they can: whatever a reader gets is one whole snapshot, and the last one is that
+/// of the last claim.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_writers_race_for_one_document_and_readers_get_whole_snapshots() {
+    const ROUNDS: usize = 200;
+    let bucket = TestBucket::new("race");
+    let all = inventory("", "all");
+    let snapshot = |writer: usize, round: usize| -> std::collections::BTreeMap<_, _> {
+        let attributes = format!(r#"{{"round":{round},"writer":{writer}}}"#);
+        (0..20)
+            .map(|number| row(&format!("u{number}"), &attributes))
+            .map(|row| (row.key.clone(), row))
+            .collect()
+    };
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let write = async |writer: usize| {
+        let sink = bucket.open(&json!({})).await;
+        let (mut written, mut refused) = (0, 0);
+        while written + refused < ROUNDS / 2 {
+            let rows = snapshot(writer, written);
+            let attempt = async {
+                let claim = sink.claim(&all, &claimant(Some("c1"))).await?;
+                let held = sink.baseline(&all).await?;
+                let mut delta = Delta::default();
+                for row in rows.values() {
+                    if held.contains_key(&row.key) {
+                        delta.changed.push(crate::conformance::changed(row));
+                    } else {
+                        delta.added.push(row.clone());
+                    }
+                }
+                sink.write(&Batch { rows: &rows, ..Batch::new(&all, &claim, &delta) }).await
+            };
+            match attempt.await {
+                Ok(_) => written += 1,
+                Err(error) => {
+                    let expected = [SinkReason::Fenced, SinkReason::ClaimLost, SinkReason::Busy];
+                    assert!(expected.contains(&error.reason), "{error}");
+                    refused += 1;
+                }
+            }
+        }
+        written
+    };
+    let read = async {
+        let mut reads = 0;
+        while !done.load(std::sync::atomic::Ordering::Relaxed) {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            let Some(bytes) = bucket.object(ALL) else { continue };
+            let document: Value = serde_json::from_slice(&bytes).unwrap();
+            let items = document["items"].as_array().unwrap();
+            assert_eq!(items.len(), 20, "never a part of a snapshot");
+            assert!(
+                items.iter().all(|item| item["attributes"] == items[0]["attributes"]),
+                "never two of them"
+            );
+            reads += 1;
+        }
+        reads
+    };
+    let writers = async {
+        let written = tokio::join!(write(1), write(2));
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        written
+    };
+    let (written, reads) = tokio::join!(writers, read);
+    assert!(written.0 + written.1 > 0 && reads > 0, "{written:?} writes, {reads} reads");
+}
+
+/// DuckDB reads each format without help, and finds the same rows, types and sums.
+#[tokio::test(flavor = "multi_thread")]
+async fn duckdb_reads_every_format_with_its_types() {
+    use kollect_model::schema::{AttributeSchema, AttributeType as T, Schema, TargetSchema};
+    let declared = [
+        ("image", Some(T::String)),
+        ("memory", Some(T::Quantity)),
+        ("ports", Some(T::List)),
+        ("ready", Some(T::Bool)),
+        ("replicas", Some(T::Int)),
+        ("since", Some(T::Timestamp)),
+        ("weight", Some(T::Number)),
+    ];
+    let attributes =
+        declared.map(|(name, type_)| AttributeSchema { name: name.into(), type_, optional: true });
+    let target = row("u1", "{}").key.target.clone();
+    let declares = TargetSchema { profile: "team/pods".into(), attributes: attributes.into() };
+    let schema = Schema { targets: [(target, declares)].into() };
+    let rows: std::collections::BTreeMap<_, _> = (0..1000)
+        .map(|number| {
+            let attributes = format!(
+                r#"{{"image":"a, \"b\" {number}","memory":"{number}Mi","ports":[80,{number}],"ready":{},"replicas":{number},"since":"2026-01-01T00:00:{:02}Z","weight":{number}.5}}"#,
+                number % 2 == 0,
+                number % 60,
+            );
+            row(&format!("00000000-0000-4000-8000-{number:012x}"), &attributes)
+        })
+        .map(|row| (row.key.clone(), row))
+        .collect();
+    let bucket = TestBucket::new("duckdb");
+    let all = inventory("", "all");
+    for (format, compression, read) in [
+        ("parquet", "zstd", "read_parquet"),
+        ("parquet", "snappy", "read_parquet"),
+        ("csv", "none", "read_csv"),
+        ("csv", "gzip", "read_csv"),
+        ("csv", "zstd", "read_csv"),
+        ("ndjson", "none", "read_json"),
+        ("ndjson", "gzip", "read_json"),
+    ] {
+        let settings = json!({
+            "pathTemplate": format!("{compression}/{{namespace}}/{{name}}{{extension}}"),
+            "serialization": { "format": format, "compression": compression },
+        });
+        let sink = bucket.open(&settings).await;
+        let claim = sink.claim(&all, &claimant(Some("c1"))).await.unwrap();
+        sink.baseline(&all).await.unwrap();
+        let delta = Delta::default();
+        let batch = Batch { rows: &rows, schema: &schema, ..Batch::new(&all, &claim, &delta) };
+        sink.write(&batch).await.unwrap();
+        let suffix = match (format, compression) {
+            ("parquet", _) | (_, "none") => "",
+            (_, "gzip") => ".gz",
+            _ => ".zst",
+        };
+        let file =
+            bucket.server.bucket("duckdb").join(format!("x/y/{compression}/team/all.{format}{suffix}"));
+        let file = file.display();
+        let found = if format == "ndjson" {
+            kollect_testbed::duckdb::query(&format!(
+                "SELECT count(*), sum(attributes.replicas)::BIGINT, sum(attributes.weight), count(DISTINCT uid) FROM {read}('{file}')"
+            ))
+        } else {
+            kollect_testbed::duckdb::query(&format!(
+                "SELECT count(*), sum(attr_replicas)::BIGINT, sum(attr_weight), count(DISTINCT uid), sum(attr_memory_num), \
+                 count(*) FILTER (attr_ready), typeof(any_value(attr_replicas)), typeof(any_value(attr_weight)), \
+                 typeof(any_value(attr_ready)), max(attr_since)::VARCHAR, any_value(api_version), max(attr_image), \
+                 sum((attr_ports::JSON->1)::BIGINT)::BIGINT FROM {read}('{file}')"
+            ))
+        };
+        let expected = if format == "ndjson" {
+            json!([1000, 499_500, 500_000.0, 1000])
+        } else {
+            json!([
+                1000,
+                499_500,
+                500_000.0,
+                1000,
+                499_500.0 * 1_048_576.0,
+                500,
+                "BIGINT",
+                "DOUBLE",
+                "BOOLEAN",
+                "2026-01-01 00:00:59+00",
+                "apps/v1",
+                "a, \"b\" 999",
+                499_500,
+            ])
+        };
+        let found: Value = serde_json::from_str(&found.unwrap()[0]).unwrap();
+        let same = |(a, b): (&Value, &Value)| {
+            a == b || a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| a.to_bits() == b.to_bits())
+        };
+        let (found, expected) = (found.as_array().unwrap(), expected.as_array().unwrap());
+        assert!(
+            found.len() == expected.len() && found.iter().zip(expected).all(same),
+            "{format} {compression}: {found:?}"
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,5 +1,7 @@
 //! Turns resolved manifests into a run of the command line. Each problem is a line, and prevents the run.
 
+use std::sync::Arc;
+
 use kollect_model::{
     SpecError,
     batch::CLUSTER_NAMESPACE,
