@@ -291,7 +291,7 @@ impl DocumentSink {
         let path = self.settings.path(batch.inventory, batch.generation);
         let fingerprint = self.settings.fingerprint();
         let stored = claimed.sidecar.document.clone();
-        let schema = merged(batch.schema, &claimed.sidecar);
+        let schema = merged(batch, claimed);
         let only = self.settings.hot_attributes.as_deref();
         let columns =
             if self.settings.has_columns() { Columns::of(&schema, only) } else { Columns::default() };
@@ -411,17 +411,19 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
         .map_err(|error| SinkError::because(SinkReason::WriteFailed, "make or read a document", error))
 }
 
-/// The schema of a batch, with what is known of targets that have rows and declare nothing now.
-fn merged(now: &Schema, held: &Sidecar) -> Schema {
-    let mut schema = now.clone();
-    let mut missing: BTreeMap<_, _> =
-        held.schema.targets.iter().filter(|(target, _)| !now.targets.contains_key(*target)).collect();
+/// The schema of a batch, with what is known of targets that keep rows and declare nothing now.
+fn merged(batch: &Batch<'_>, claimed: &ClaimedInventory) -> Schema {
+    let mut schema = batch.schema.clone();
+    let known = claimed.sidecar.schema.targets.iter();
+    let missing: BTreeMap<_, _> = known.filter(|(target, _)| !schema.targets.contains_key(*target)).collect();
     if missing.is_empty() {
         return schema;
     }
-    let with_rows: BTreeSet<_> = held.rows.keys().map(|key| &key.target).collect();
-    missing.retain(|target, _| with_rows.contains(target));
-    schema.targets.extend(missing.into_iter().map(|(target, declared)| (target.clone(), declared.clone())));
+    let removed: BTreeSet<&RowKey> = batch.delta.removed.iter().map(|removed| &removed.key).collect();
+    let kept = claimed.rows().keys().filter(|key| !removed.contains(key));
+    let with_rows: BTreeSet<_> = batch.rows.keys().chain(kept).map(|key| &key.target).collect();
+    let missing = missing.into_iter().filter(|(target, _)| with_rows.contains(target));
+    schema.targets.extend(missing.map(|(target, declared)| (target.clone(), declared.clone())));
     schema
 }
 
@@ -530,3 +532,6 @@ impl Sink for DocumentSink {
         self.bucket.delete(&sidecar_path(inventory)).await
     }
 }
+
+#[cfg(test)]
+mod tests;
