@@ -22,9 +22,11 @@ pub(crate) mod sink;
 mod values;
 
 const DEFAULT_PATH: &str = "inventory/{namespace}/{name}{extension}";
-/// Directories that readers of Parquet take for columns.
+/// Readers take these directories for columns, which replace those of the file: none may be called like another column.
 const DEFAULT_PARQUET_PATH: &str =
-    "inventory/cluster={cluster}/ns={namespace}/name={name}/inventory{extension}";
+    "inventory/cluster={cluster}/ns={namespace}/inventory={name}/inventory{extension}";
+/// Where the Go implementation kept a file for each generation.
+const GENERATIONS_PATH: &str = "inventory/cluster={cluster}/ns={namespace}/name={name}/generation{extension}";
 
 /// Version of all code that decides the bytes of documents: documents of another version are written again.
 const DOCUMENT_VERSION: u32 = 1;
@@ -147,6 +149,13 @@ impl DocumentSettings {
             _ => None,
         };
         paths::document_at(&self.template, &extension, compressed, inventory, generation).full_path()
+    }
+
+    /// The directory in which the Go implementation kept Parquet files of an inventory.
+    pub(crate) fn generations_directory(inventory: &InventoryId) -> String {
+        let file =
+            paths::document_at(&PathTemplate::new(GENERATIONS_PATH), "", None, inventory, 0).full_path();
+        file.rsplit_once('/').map(|(directory, _)| directory.to_owned()).unwrap_or_default()
     }
 
     /// What the object is, for readers who ask for it by its URL.

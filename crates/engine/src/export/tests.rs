@@ -57,6 +57,9 @@ pub(crate) struct MemorySinkRows {
     refused_keys: BTreeSet<RowKey>,
     /// Whether it takes whole snapshots.
     takes_snapshots: bool,
+    takes_documents: bool,
+    /// How many rows the last batch had besides its delta.
+    mentioned: usize,
     coverage: String,
     pub(crate) claim: Option<Claim>,
     /// Claims that were read without changing anything.
@@ -105,7 +108,11 @@ fn failure(fault: SinkFault) -> SinkError {
 #[async_trait]
 impl Sink for MemorySink {
     fn delivery(&self) -> Delivery {
-        if self.with(|held| held.takes_snapshots) { Delivery::Snapshots } else { Delivery::Changes }
+        self.with(|held| match (held.takes_snapshots, held.takes_documents) {
+            (true, _) => Delivery::Snapshots,
+            (_, true) => Delivery::Documents,
+            _ => Delivery::Changes,
+        })
     }
 
     async fn check(&self) -> Result<(), SinkError> {
@@ -193,6 +200,12 @@ impl Sink for MemorySink {
                 held.rows.insert(row.key.clone(), row.digest);
             }
             held.rows.retain(|key, _| !delta.removed.iter().any(|removed| removed.key == *key));
+            if held.takes_documents && !held.drifted {
+                let differs = |row: &&Arc<Row>| held.rows.get(&row.key) != Some(&row.digest);
+                assert!(!batch.rows.values().any(|row| differs(&row)), "all rows and the delta disagree");
+                assert!(delta.rows().all(|row| batch.rows.contains_key(&row.key)), "not all rows are there");
+                held.mentioned = batch.rows.len();
+            }
         });
         fault.map_or(Ok(receipt), |fault| Err(failure(fault)))
     }
@@ -385,6 +398,18 @@ async fn a_changed_row_is_written_once_and_unchanged_rows_are_not_written() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_sink_of_documents_gets_all_rows_with_every_change() {
+    let test = test_with_rows().await;
+    test.memory.with(|held| held.takes_documents = true);
+    test.put("Pod", 1, 2);
+    test.wait().await;
+    assert_eq!((test.memory.with(|held| held.mentioned), test.holds()), (2, test.expected()));
+    test.kinds["Node"].remove("Node1");
+    test.wait().await;
+    assert_eq!((test.memory.with(|held| held.mentioned), test.holds()), (1, test.expected()));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_restart_without_changes_writes_nothing() {
     let mut test = test_with_rows().await;
     let before = test.writes();
@@ -521,6 +546,7 @@ async fn after_random_faults_the_sink_holds_the_rows() {
     for seed in 1..=150_u64 {
         let mut random = Random(seed * 7919);
         let mut test = ExportTest::new(Duration::from_millis(if seed % 2 == 0 { 0 } else { 300 }));
+        test.memory.with(|held| held.takes_documents = seed % 3 == 0);
         // Without audits nothing hides a change that was lost; nor is drift found.
         let audited = random.below(2) == 0;
         test.binding.cadence.audit = test.binding.cadence.audit.filter(|_| audited);

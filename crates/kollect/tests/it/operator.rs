@@ -8,6 +8,7 @@ mod cleanup;
 mod condition_reasons;
 mod crashes;
 mod discovery;
+mod documents;
 mod faults;
 mod finalizers;
 mod git;

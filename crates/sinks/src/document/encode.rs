@@ -122,3 +122,6 @@ fn compressed(compression: Compression, text: Vec<u8>) -> Vec<u8> {
         Compression::Zstd => zstd::encode_all(&*text, 0).expect("memory takes everything"),
     }
 }
+
+#[cfg(test)]
+mod tests;

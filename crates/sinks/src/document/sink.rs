@@ -355,15 +355,15 @@ impl DocumentSink {
             return Ok(None);
         }
         let path = self.settings.path(batch.inventory, batch.generation);
-        let Some((directory, _)) = path.rsplit_once('/') else { return Ok(None) };
+        let directory = DocumentSettings::generations_directory(batch.inventory);
         let is_generation = |path: &String| {
-            let name = path.strip_prefix(directory).and_then(|name| name.strip_prefix("/generation="));
+            let name = path.strip_prefix(&directory).and_then(|name| name.strip_prefix("/generation="));
             let number = name.and_then(|name| name.strip_suffix(".parquet"));
             number
                 .is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
         };
         let found: Vec<String> =
-            self.bucket.list(directory).await?.into_iter().filter(is_generation).collect();
+            self.bucket.list(&directory).await?.into_iter().filter(is_generation).collect();
         let is_readable =
             async || Ok(self.bucket.read(&path).await?.is_some_and(|read| read.bytes == *written));
         if found.is_empty() || !is_readable().await? {

@@ -296,9 +296,9 @@ async fn old_generations_of_parquet_are_removed_when_the_document_is_there() {
     assert_eq!(
         left,
         [
+            "cluster=default/ns=team/inventory=all/inventory.parquet",
             "cluster=default/ns=team/name=all-not/generation=1.parquet",
             "cluster=default/ns=team/name=all/generation=x.parquet",
-            "cluster=default/ns=team/name=all/inventory.parquet",
             "cluster=default/ns=team/name=all/other.parquet",
         ]
     );
