@@ -82,13 +82,36 @@ impl DocumentSettings {
             DocumentFormat::Parquet => (DEFAULT_PARQUET_PATH, Compression::Zstd),
             _ => (DEFAULT_PATH, Compression::None),
         };
-        Self {
-            format,
-            compression,
-            template: PathTemplate::new(template),
-            hot_attributes: None,
-            keeps_generations: false,
+        let template = PathTemplate::new(template);
+        Self { format, compression, template, hot_attributes: None, keeps_generations: false }
+            .with_extension()
+    }
+
+    /// The same with the extension filled into the template.
+    fn with_extension(self) -> Self {
+        let compressed = match (self.format, self.compression) {
+            (DocumentFormat::Parquet, _) => "",
+            (_, Compression::Gzip) => ".gz",
+            (_, Compression::Zstd) => ".zst",
+            _ => "",
+        };
+        let extension = format!(".{}{compressed}", self.format.name());
+        let mut template = self.template.text().replace("{extension}", &extension);
+        if !template.ends_with(compressed) {
+            template.push_str(compressed);
         }
+        self.at(&template)
+    }
+
+    /// The same documents at other paths.
+    #[must_use]
+    pub(crate) fn at(self, template: &str) -> Self {
+        Self { template: PathTemplate::new(template), ..self }
+    }
+
+    /// The template of paths. It is a part of the destination: an inventory can have documents of several formats below one prefix.
+    pub(crate) fn template(&self) -> &str {
+        self.template.text()
     }
 
     /// The settings of a spec, or everything that is wrong with it.
@@ -131,7 +154,7 @@ impl DocumentSettings {
         }
         settings.hot_attributes = hot.cloned();
         settings.keeps_generations = spec.object_store.as_ref().is_some_and(|store| store.keep_generations);
-        if errors.is_empty() { Ok(settings) } else { Err(errors) }
+        if errors.is_empty() { Ok(settings.with_extension()) } else { Err(errors) }
     }
 
     /// Whether the format has a column for each attribute.
@@ -141,14 +164,7 @@ impl DocumentSettings {
 
     /// The path of an inventory's document.
     pub(crate) fn path(&self, inventory: &InventoryId, generation: i64) -> String {
-        let extension = format!(".{}", self.format.name());
-        let compressed = match (self.format, self.compression) {
-            (DocumentFormat::Parquet, _) => None,
-            (_, Compression::Gzip) => Some("gz"),
-            (_, Compression::Zstd) => Some("zst"),
-            _ => None,
-        };
-        paths::document_at(&self.template, &extension, compressed, inventory, generation).full_path()
+        paths::document_at(&self.template, "", None, inventory, generation).full_path()
     }
 
     /// The directory in which the Go implementation kept Parquet files of an inventory.

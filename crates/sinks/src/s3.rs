@@ -275,21 +275,17 @@ impl Backend for S3Config {
         }
     }
 
+    /// Names: the prefix, `/` for none, and the template.
     fn destination(&self, _policy: &SinkPolicy) -> Destination {
-        let prefix = Some(&self.prefix).filter(|prefix| !prefix.is_empty());
-        Destination::new(self.access.address.to_string(), prefix)
+        let prefix = if self.prefix.is_empty() { "/" } else { &self.prefix };
+        let template = self.documents.template().replace(' ', "%20");
+        Destination::new(self.access.address.to_string(), [prefix.to_owned(), template])
     }
 
     fn at(&self, destination: &Destination, _policy: &SinkPolicy) -> Option<Self> {
-        let server = self.access.address.to_string();
-        let prefix = match destination.names_at::<0>(&server) {
-            Some([]) => String::new(),
-            None => {
-                let [prefix] = destination.names_at(&server)?;
-                prefix.to_owned()
-            }
-        };
-        Some(Self { prefix, ..self.clone() })
+        let [prefix, template] = destination.names_at(&self.access.address.to_string())?;
+        let documents = self.documents.clone().at(&template.replace("%20", " "));
+        Some(Self { prefix: prefix.trim_matches('/').to_owned(), documents, ..self.clone() })
     }
 
     async fn open(
@@ -305,8 +301,12 @@ impl Backend for S3Config {
         let store = self.access.store(keys, &connector).map_err(|error| {
             SinkError::because(SinkReason::Incompatible, format!("open {}", self.access.address), error)
         })?;
-        let destination = self.destination(policy).to_string();
-        let bucket = Bucket::new(Arc::new(store), &self.prefix, destination.replace(' ', "/"))
+        let described = if self.prefix.is_empty() {
+            self.access.address.to_string()
+        } else {
+            format!("{}/{}", self.access.address, self.prefix)
+        };
+        let bucket = Bucket::new(Arc::new(store), &self.prefix, described)
             .with_storage_class(self.storage_class.clone())
             .unconditional(self.unconditional);
         Ok(Box::new(DocumentSink::new(bucket, self.documents.clone(), probed)))
@@ -329,6 +329,8 @@ impl BucketAccess {
             .with_allow_http(true)
             .with_http_connector(connector.clone())
             // The binding tries again, after it has compared.
+            // One object at a time needs no other request, which not every server has.
+            .with_disable_bulk_delete(true)
             .with_retry(RetryConfig { max_retries: 0, ..RetryConfig::default() });
         if let Some(token) = &keys.session_token {
             builder = builder.with_token(token);

@@ -22,7 +22,7 @@ use kollect_model::{
     sink::{Atomicity, Delivery, Sink, SinkError, SinkReason},
 };
 use tokio::sync::{Mutex, OnceCell};
-use xxhash_rust::xxh3::xxh3_128;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use super::{
     DocumentFormat, DocumentSettings,
@@ -74,18 +74,20 @@ impl ClaimedInventory {
     }
 }
 
-fn sidecar_path(inventory: &InventoryId) -> String {
-    format!("{}/document", paths::inventory_directory(inventory))
-}
-
-/// Marks the objects of an inventory.
-fn owner(inventory: &InventoryId) -> String {
-    format!("{:032x}", xxh3_128(paths::inventory_directory(inventory).as_bytes()))
-}
-
 impl DocumentSink {
     pub(crate) fn new(bucket: Bucket, settings: DocumentSettings, probed: Arc<OnceCell<()>>) -> Self {
         Self { bucket, settings, probed, inventories: Mutex::default() }
+    }
+
+    /// Where the record of an inventory is: another one for each template.
+    fn sidecar_path(&self, inventory: &InventoryId) -> String {
+        let template = xxh3_64(self.settings.template().as_bytes());
+        format!("{}/document-{template:016x}", paths::inventory_directory(inventory))
+    }
+
+    /// Marks the objects of an inventory.
+    fn owner(&self, inventory: &InventoryId) -> String {
+        format!("{:032x}", xxh3_128(self.sidecar_path(inventory).as_bytes()))
     }
 
     async fn probe(&self) -> Result<(), SinkError> {
@@ -94,7 +96,7 @@ impl DocumentSink {
     }
 
     async fn sidecar(&self, inventory: &InventoryId) -> Result<Option<(Sidecar, ObjectVersion)>, SinkError> {
-        let path = sidecar_path(inventory);
+        let path = self.sidecar_path(inventory);
         let Some(found) = self.bucket.read(&path).await? else { return Ok(None) };
         let sidecar = Sidecar::read(&found.bytes).map_err(|read::Unreadable(why)| {
             let attempt = format!(
@@ -115,9 +117,9 @@ impl DocumentSink {
         let object = NewObject {
             bytes: sidecar.to_bytes().into(),
             media_type: "application/octet-stream",
-            owner: &owner(inventory),
+            owner: &self.owner(inventory),
         };
-        self.bucket.put(&sidecar_path(inventory), object, condition).await
+        self.bucket.put(&self.sidecar_path(inventory), object, condition).await
     }
 
     /// The error of a writer whose condition does not hold any more.
@@ -165,7 +167,7 @@ impl DocumentSink {
     /// Whether a document that the record does not know may be replaced: this inventory has written it, or the Go implementation may
     /// have. What the latter has written is JSON.
     fn may_adopt(&self, inventory: &InventoryId, found: Option<&str>) -> bool {
-        found.map_or(self.settings.format == DocumentFormat::Json, |found| found == owner(inventory))
+        found.map_or(self.settings.format == DocumentFormat::Json, |found| found == self.owner(inventory))
     }
 
     /// The rows of the present document that the batch does not mention: their objects cannot be seen.
@@ -207,7 +209,7 @@ impl DocumentSink {
         encoded: &EncodedDocument,
         expected: Option<&ObjectVersion>,
     ) -> Result<ObjectVersion, SinkError> {
-        let owner = owner(batch.inventory);
+        let owner = self.owner(batch.inventory);
         let put = async |condition: &PutCondition| {
             let object = NewObject {
                 bytes: encoded.bytes.clone(),
@@ -274,7 +276,7 @@ impl DocumentSink {
     /// Removes an object that this inventory has written, unless another inventory has replaced it.
     async fn remove_own(&self, inventory: &InventoryId, path: &str) -> Result<(), SinkError> {
         let found = self.bucket.read(path).await?;
-        if found.is_some_and(|found| found.owner.is_none_or(|found| found == owner(inventory))) {
+        if found.is_some_and(|found| found.owner.is_none_or(|found| found == self.owner(inventory))) {
             self.bucket.delete(path).await?;
         }
         Ok(())
@@ -314,7 +316,8 @@ impl DocumentSink {
         let expected = claimed.document.as_ref().filter(|_| !moved);
         // Nothing else keeps a writer from creating a document that it may not replace.
         if expected.is_none()
-            && self.bucket.version(&sidecar_path(batch.inventory)).await?.as_ref() != Some(&claimed.version)
+            && self.bucket.version(&self.sidecar_path(batch.inventory)).await?.as_ref()
+                != Some(&claimed.version)
         {
             return Err(self.conflict(batch.inventory, batch.claim).await);
         }
@@ -447,7 +450,7 @@ impl Sink for DocumentSink {
 
     async fn baseline(&self, inventory: &InventoryId) -> Result<Baseline, SinkError> {
         let mut inventories = self.inventories.lock().await;
-        let version = self.bucket.version(&sidecar_path(inventory)).await?;
+        let version = self.bucket.version(&self.sidecar_path(inventory)).await?;
         if let Some(claimed) = inventories.get_mut(inventory)
             && version.as_ref() == Some(&claimed.version)
         {
@@ -490,7 +493,7 @@ impl Sink for DocumentSink {
             let known =
                 known.get(inventory).map(|claimed| (claimed.version.clone(), claimed.sidecar.claim.clone()));
             if let Some((version, claim)) = &known
-                && self.bucket.version(&sidecar_path(inventory)).await?.as_ref() == Some(version)
+                && self.bucket.version(&self.sidecar_path(inventory)).await?.as_ref() == Some(version)
             {
                 claims.push(claim.clone());
                 continue;
@@ -529,7 +532,7 @@ impl Sink for DocumentSink {
         for path in document.iter().chain(&sidecar.former) {
             self.remove_own(inventory, path).await?;
         }
-        self.bucket.delete(&sidecar_path(inventory)).await
+        self.bucket.delete(&self.sidecar_path(inventory)).await
     }
 }
 

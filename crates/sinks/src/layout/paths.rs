@@ -73,7 +73,7 @@ impl PathTemplate {
     }
 
     /// The text as written in the spec.
-    pub(super) fn text(&self) -> &str {
+    pub(crate) fn text(&self) -> &str {
         &self.0
     }
 

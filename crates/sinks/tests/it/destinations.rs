@@ -17,6 +17,8 @@ fn planned(family: &str, fields: Value) -> Plan {
     let mut secrets = Secrets::default();
     let dsn = "postgres://me:hunter2@DB.example.,a.example:5433/shop?sslmode=require".into();
     secrets.insert("spec.postgres.databaseRef", [("dsn".to_owned(), dsn)].into());
+    let keys = [("accessKeyID", "k"), ("secretAccessKey", "s")];
+    secrets.insert("spec.secretRef", keys.map(|(key, value)| (key.to_owned(), value.into())).into());
     plan(&spec(family, fields)).unwrap().with_secrets(&secrets).unwrap()
 }
 
@@ -70,6 +72,27 @@ fn stored_texts_of_destinations_never_change() {
             "git:file:///data/team-a/inventory.git main",
             "snapshot",
             json!({ "type": "git", "endpoint": "file:inventory.git" }),
+        ),
+        (
+            "s3://inventory prod/a inventory/{namespace}/{name}.json",
+            "snapshot",
+            json!({ "type": "s3", "endpoint": "inventory/prod/a/", "secretRef": { "name": "keys" } }),
+        ),
+        (
+            "s3://minio.example:9000/inventory / a%20b/{namespace}/{name}.csv.gz",
+            "snapshot",
+            json!({
+                "type": "s3", "endpoint": "http://Minio.example:9000/inventory", "secretRef": { "name": "keys" },
+                "pathTemplate": "a b/{namespace}/{name}{extension}", "serialization": { "format": "csv", "compression": "gzip" },
+            }),
+        ),
+        (
+            "s3://inventory / inventory/cluster={cluster}/ns={namespace}/inventory={name}/inventory.parquet",
+            "snapshot",
+            json!({
+                "type": "s3", "endpoint": "s3://inventory", "secretRef": { "name": "keys" },
+                "serialization": { "format": "parquet" },
+            }),
         ),
         (
             "nats://a.example:4222,b.example:4223 kollect_events kollect.rows",

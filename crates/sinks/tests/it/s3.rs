@@ -306,18 +306,38 @@ async fn old_generations_of_parquet_are_removed_when_the_document_is_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_document_moves_with_its_template() {
+async fn a_document_moves_with_the_generation_in_its_path() {
     let bucket = TestBucket::new("moved");
     let all = inventory("", "all");
+    let sink = bucket.open(&json!({ "pathTemplate": "{namespace}/{name}-{generation}{extension}" })).await;
+    let claim = sink.claim(&all, &claimant(Some("c1"))).await.unwrap();
     let one = row("u1", "{}");
-    let sink = bucket.open(&json!({})).await;
-    write(&*sink, &all, Some("c1"), &added(std::slice::from_ref(&one))).await.unwrap();
-    let moved = bucket.open(&json!({ "pathTemplate": "new/{namespace}/{name}{extension}" })).await;
-    assert_eq!(moved.baseline(&all).await.unwrap(), holding([&one]));
-    write(&*moved, &all, Some("c1"), &Delta::default()).await.unwrap();
-    assert_eq!(bucket.object(ALL), None);
-    assert_eq!(bucket.document("new/team/all.json")["itemCount"], 1);
-    assert_eq!(moved.baseline(&all).await.unwrap(), holding([&one]));
+    let write = async |generation, delta: &Delta| {
+        sink.write(&Batch { generation, ..Batch::new(&all, &claim, delta) }).await.unwrap();
+    };
+    write(1, &added(std::slice::from_ref(&one))).await;
+    assert_eq!(bucket.document("team/all-1.json")["itemCount"], 1);
+    write(2, &Delta::default()).await;
+    assert_eq!(bucket.object("team/all-1.json"), None);
+    assert_eq!(bucket.document("team/all-2.json")["itemCount"], 1);
+    assert_eq!(sink.baseline(&all).await.unwrap(), holding([&one]));
+}
+
+/// Two formats of one inventory below one prefix are two destinations.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_inventory_can_have_documents_of_several_formats() {
+    let bucket = TestBucket::new("several");
+    let all = inventory("", "all");
+    let one = row("u1", "{}");
+    for format in ["json", "csv"] {
+        let sink = bucket.open(&json!({ "serialization": { "format": format } })).await;
+        write(&*sink, &all, Some("c1"), &added(std::slice::from_ref(&one))).await.unwrap();
+    }
+    for format in ["json", "csv"] {
+        let sink = bucket.open(&json!({ "serialization": { "format": format } })).await;
+        assert_eq!(sink.baseline(&all).await.unwrap(), holding([&one]), "{format}");
+        assert!(bucket.object(&format!("inventory/default/team/all.{format}")).is_some());
+    }
 }
 
 /// Each failure has a reason that says what to do, and no credential.
@@ -494,8 +514,8 @@ async fn duckdb_reads_every_format_with_its_types() {
     let attributes =
         declared.map(|(name, type_)| AttributeSchema { name: name.into(), type_, optional: true });
     let target = row("u1", "{}").key.target.clone();
-    let declares = TargetSchema { profile: "team/pods".into(), attributes: attributes.into() };
-    let schema = Schema { targets: [(target, declares)].into() };
+    let target_schema = TargetSchema { profile: "team/pods".into(), attributes: attributes.into() };
+    let schema = Schema { targets: [(target, target_schema)].into() };
     let rows: std::collections::BTreeMap<_, _> = (0..1000)
         .map(|number| {
             let attributes = format!(

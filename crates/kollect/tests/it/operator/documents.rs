@@ -58,14 +58,14 @@ fn a_document_follows_the_cluster_and_goes_with_its_inventory() {
             let bytes = lake.object(&path).ok_or("no document")?;
             let document: Value = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
             let items = document["items"].as_array().cloned().unwrap_or_default();
-            let text = |item: &Value| {
+            let shown = |item: &Value| {
                 format!(
                     "{}={}",
                     item["name"].as_str().unwrap_or_default(),
                     item["attributes"]["value"].as_str().unwrap_or_default()
                 )
             };
-            let found: Vec<String> = items.iter().map(text).collect();
+            let found: Vec<String> = items.iter().map(shown).collect();
             (found == expected).then_some(()).ok_or(format!("{found:?}"))
         });
     };
@@ -88,6 +88,15 @@ fn a_document_follows_the_cluster_and_goes_with_its_inventory() {
     eventually("the Parquet document", || {
         let found = kollect_testbed::duckdb::query(&query).map_err(|error| error.with_causes())?;
         (found == [r#"["b", "2", "all"]"#, r#"["c", "3", "all"]"#]).then_some(()).ok_or(format!("{found:?}"))
+    });
+    wait_for(&["b=2", "c=3"]);
+    // Another format is another document: it is filled, then the old one goes.
+    test.apply_kollect("KollectSnapshotSink", "lake", lake.sink("csv"));
+    eventually("the CSV document alone", || {
+        let csv = lake.object(&path.replace(".json", ".csv"));
+        let lines = csv.map(|text| String::from_utf8_lossy(&text).lines().count());
+        let found = (lines, lake.object(&path).is_some());
+        (found == (Some(3), false)).then_some(()).ok_or(format!("{found:?}"))
     });
     test.delete("kollectinventory/all");
     eventually("an empty bucket", || {

@@ -64,7 +64,7 @@ impl ObjectStore for FailingStore {
         }
         let bytes = bytes::Bytes::from(payload.clone());
         let put = self.store.put_opts(at, payload, options).await?;
-        if at.as_ref().ends_with(".json") {
+        if at.extension() == Some("json") {
             self.documents.lock().unwrap().push(bytes);
         }
         if is_answered { Ok(put) } else { Err(Self::failure()) }
@@ -186,7 +186,8 @@ async fn a_crash_at_any_request_leaves_whole_snapshots_and_the_next_writer_compl
             let memory = Arc::new(InMemory::new());
             bring_up_to_date(&sink(memory.clone()), &rows(&before), &[]).await.unwrap();
             let failing = Arc::new(FailingStore::new(&memory, fails_at, takes_effect));
-            let crashed = bring_up_to_date(&sink(failing.clone()), &rows(&after), &["blind"]).await.is_err();
+            let was_killed =
+                bring_up_to_date(&sink(failing.clone()), &rows(&after), &["blind"]).await.is_err();
             let path = Path::from("inventory/team/all.json");
             let document =
                 memory.get_opts(&path, GetOptions::default()).await.unwrap().bytes().await.unwrap();
@@ -200,7 +201,7 @@ async fn a_crash_at_any_request_leaves_whole_snapshots_and_the_next_writer_compl
             let document =
                 memory.get_opts(&path, GetOptions::default()).await.unwrap().bytes().await.unwrap();
             assert_eq!(contents(&document), expected(&last), "after a crash at request {fails_at}");
-            if !crashed {
+            if !was_killed {
                 break;
             }
             crashes += 1;
