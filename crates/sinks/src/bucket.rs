@@ -215,7 +215,6 @@ impl Bucket {
         let probe =
             NewObject { bytes: Bytes::from_static(b"probe"), media_type: "text/plain", owner: "probe" };
         let put = |mode| self.put_with(name, probe.clone(), mode);
-        self.delete(name).await?;
         let first = put(PutMode::Create).await?;
         let outcome = async {
             if self.unconditional {
