@@ -40,6 +40,7 @@ reasons! {
     ExtractionFailed,
     HeldBack,
     InformerRegistrationFailed,
+    ConditionsIgnored,
     InsecureSkipVerify,
     InvalidSpec,
     KindNotServed,

@@ -105,6 +105,14 @@ impl SinkSpec {
         text.ok().and_then(|text| Some(text.as_str()?.to_owned())).expect("types are texts")
     }
 
+    /// Whether the sink accepts a store that does not keep the conditions of puts.
+    pub fn is_unconditional(&self) -> bool {
+        match self {
+            Self::Snapshot(spec) => spec.object_store.as_ref().is_some_and(|store| store.unconditional),
+            Self::Database(_) | Self::Event(_) => false,
+        }
+    }
+
     /// Every Secret that the sink reads, with the field that names it.
     pub fn secret_refs(&self) -> Vec<(&'static str, &SecretReference)> {
         match self {

@@ -8,6 +8,7 @@
 
 mod bytes;
 mod destinations;
+mod documents;
 mod downtime;
 mod fill;
 mod git;
@@ -30,7 +31,7 @@ use std::{
 use anyhow::{Context, Result};
 use destinations::{BenchDestination, Schema, SqliteFile, Stream, Tree};
 use kollect_sinks::SinkPolicy;
-use kollect_testbed::{Nats, Postgres};
+use kollect_testbed::{Nats, Postgres, S3};
 use lag::{Reader, RowEdit};
 use rows::Rows;
 use running::{Running, inventory};
@@ -43,7 +44,7 @@ use writes::Writes;
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 /// Parts that can be run alone.
-const PARTS: [&str; 4] = ["git", "writes", "table", "faults"];
+const PARTS: [&str; 5] = ["documents", "git", "writes", "table", "faults"];
 /// How many times each time is measured.
 const ROUNDS: usize = 3;
 /// Changes per second of a busy cluster.
@@ -67,6 +68,9 @@ fn main() -> Result<()> {
         let only = env::var("PART").unwrap_or_default();
         let wanted = |part: &str| only.is_empty() || only == part;
         anyhow::ensure!(PARTS.iter().any(|part| wanted(part)), "PART={only} is none of {PARTS:?}");
+        if wanted("documents") {
+            bench.documents(&mut table).await?;
+        }
         if wanted("git") {
             bench.git(&mut table).await?;
         }
@@ -142,6 +146,37 @@ impl Bench<'_> {
         writes_of("NATS", &Stream::new(&nats, "writes"), many, table).await?;
         // A file takes more work than a row.
         writes_of("files", &Tree::new("perResource")?, many / 10, table).await
+    }
+
+    async fn documents(&self, table: &mut Table) -> Result<()> {
+        let server = S3::start()?;
+        let mut json = 1.0;
+        for (format, compression) in [("json", "none"), ("csv", "zstd"), ("parquet", "zstd")] {
+            let measured = documents::measure(&server, format, compression, self.count).await?;
+            let (name, bytes) = (format!("{format} {compression}"), float(measured.bytes));
+            if format == "json" {
+                json = bytes;
+            }
+            table.report(&format!("{name}: {} rows, MB", self.count), bytes / 1e6);
+            table.report(&format!("{name}: first document, s"), measured.first.as_secs_f64());
+            table.report(
+                &format!("{name}: first document / curl put of the same bytes"),
+                measured.first.as_secs_f64() / measured.bare.as_secs_f64(),
+            );
+            table.report(&format!("{name}: one changed row, s"), measured.change.as_secs_f64());
+            table.report(
+                &format!("{name}: record, bytes per row"),
+                float(measured.record) / float(self.count),
+            );
+            table.report(&format!("{name}: most memory above idle, MB"), float(measured.peak) / 1e6);
+            table.report(
+                &format!("{name}: most memory above idle / JSON document"),
+                float(measured.peak) / json,
+            );
+        }
+        let parquet = documents::measure(&server, "parquet", "snappy", self.count).await?;
+        table.report("Parquet snappy / JSON, bytes", float(parquet.bytes) / json);
+        Ok(())
     }
 
     async fn git(&self, table: &mut Table) -> Result<()> {

@@ -7,6 +7,7 @@ use kollect_engine::store::{KindRows, RowOrigin, StoreReader, StoreWriter, Visib
 use kollect_model::{
     crd::shapes::Gvk,
     row::{Row, RowDigest, RowKey, TargetId},
+    schema::{AttributeSchema, AttributeType, Schema, TargetSchema},
 };
 use serde_json::value::RawValue;
 
@@ -35,6 +36,25 @@ struct Texts {
 /// The target of all rows.
 pub(crate) fn target() -> TargetId {
     TargetId { namespace: Some("team".into()), name: "web".into() }
+}
+
+/// What the target declares about its rows.
+pub(crate) fn schema() -> Schema {
+    use AttributeType::{Int, List, Map};
+    let declared = [
+        ("edition", None),
+        ("image", None),
+        ("images", Some(List)),
+        ("labels", Some(Map)),
+        ("owner", None),
+        ("ports", Some(List)),
+        ("replicas", Some(Int)),
+        ("strategy", None),
+    ];
+    let attributes =
+        declared.map(|(name, type_)| AttributeSchema { name: name.into(), type_, optional: false });
+    let declared = TargetSchema { profile: "team/web".into(), attributes: attributes.into() };
+    Schema { targets: [(target(), declared)].into() }
 }
 
 /// The UID of an object.

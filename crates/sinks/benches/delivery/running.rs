@@ -64,6 +64,7 @@ impl Running {
         let binding = Binding {
             generation: 1,
             targets: vec![target()],
+            schema: Arc::new(super::rows::schema()),
             ..Binding::new(inventory(), claimant, "here".into(), Arc::new(destination))
         };
         let (sender, reports) = unbounded_channel();

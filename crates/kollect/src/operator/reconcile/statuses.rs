@@ -250,6 +250,10 @@ fn sink_status(
         let message = "spec.tls.insecureSkipVerify is set: the certificate of the server is not verified; set spec.tls.caBundle instead";
         conditions.set("TLSInsecure", true, Reason::InsecureSkipVerify, message);
     }
+    if sink.spec.is_unconditional() {
+        let message = "spec.objectStore.unconditional is set: two writers may overwrite each other's documents; use a store that keeps the conditions of puts instead";
+        conditions.set("Unconditional", true, Reason::ConditionsIgnored, message);
+    }
     let last_handled_requested_at = match faults {
         Some(_) => requested_at(&sink.metadata),
         None => handled.or_else(|| sink.status.last_handled_requested_at.clone()),

@@ -90,6 +90,10 @@ fn a_document_follows_the_cluster_and_goes_with_its_inventory() {
         (found == [r#"["b", "2", "all"]"#, r#"["c", "3", "all"]"#]).then_some(()).ok_or(format!("{found:?}"))
     });
     wait_for(&["b=2", "c=3"]);
+    let mut unconditional = lake.sink("parquet");
+    unconditional["objectStore"] = json!({ "unconditional": true });
+    test.apply_kollect("KollectSnapshotSink", "columns", unconditional);
+    test.wait_for_condition("kollectsnapshotsink/columns", "Unconditional", "True ConditionsIgnored");
     // Another format is another document: it is filled, then the old one goes.
     test.apply_kollect("KollectSnapshotSink", "lake", lake.sink("csv"));
     eventually("the CSV document alone", || {

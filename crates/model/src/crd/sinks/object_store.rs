@@ -34,7 +34,7 @@ pub struct ObjectStore {
     /// read back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keep_generations: bool,
-    /// Accept a store that does not keep the conditions of puts: two writers may overwrite each other.
+    /// Accept a store that does not keep the conditions of puts: two writers may overwrite each other. The condition Unconditional says so.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unconditional: bool,
 }
