@@ -5,14 +5,16 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use futures::TryStreamExt as _;
+use bytes::{Bytes, BytesMut};
+use futures::{StreamExt as _, TryStreamExt as _};
 use kollect_model::sink::{SinkError, SinkReason};
 use object_store::{
     Attribute, Attributes, GetOptions, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, UpdateVersion,
     path::Path as Key,
 };
 use serde::{Deserialize, Serialize};
+
+use crate::layout::paths::KOLLECT_DIRECTORY;
 
 mod answer;
 pub(crate) mod connector;
@@ -25,6 +27,14 @@ pub(crate) struct ObjectVersion {
     /// The generation, in GCS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     version: Option<String>,
+}
+
+impl ObjectVersion {
+    /// Whether it can stand in the header of a request.
+    pub(crate) fn is_plain(&self) -> bool {
+        let texts = self.e_tag.iter().chain(&self.version);
+        texts.flat_map(|text| text.bytes()).all(|byte| byte.is_ascii_graphic() || byte == b' ')
+    }
 }
 
 /// When a put takes effect.
@@ -47,6 +57,24 @@ pub(crate) enum PutOutcome {
 /// Metadata of an object: which inventory has written it.
 const OWNER: &str = "kollect-inventory";
 
+/// Metadata of a record: the claim, so that a check need not read all of it.
+const CLAIM: &str = "kollect-claim";
+
+/// The largest object that is read, and the largest text that it may be decompressed to. The server is one of a tenant.
+pub(crate) const MAX_OBJECT_BYTES: usize = 128 << 20;
+
+/// The most objects of a directory that are listed.
+const MAX_LISTED: usize = 10_000;
+
+/// What is known of an object without reading it.
+pub(crate) struct FoundHead {
+    pub(crate) version: ObjectVersion,
+    /// Which inventory has written it; `None`: another program.
+    pub(crate) owner: Option<String>,
+    /// The claim in it, as JSON.
+    pub(crate) claim: Option<String>,
+}
+
 /// An object that was read.
 pub(crate) struct FoundObject {
     pub(crate) bytes: Bytes,
@@ -61,6 +89,8 @@ pub(crate) struct NewObject<'a> {
     pub(crate) bytes: Bytes,
     pub(crate) media_type: &'static str,
     pub(crate) owner: &'a str,
+    /// The claim in it, as JSON.
+    pub(crate) claim: Option<String>,
 }
 
 /// The objects below a prefix of a bucket.
@@ -71,7 +101,7 @@ pub(crate) struct Bucket {
     prefix: String,
     /// The bucket in messages: `s3://inventory/prod`.
     described: String,
-    /// For all objects, where the store has classes.
+    /// For documents, where the store has classes.
     storage_class: Option<String>,
     /// The store ignores conditions, and the sink says that this is accepted.
     unconditional: bool,
@@ -124,14 +154,44 @@ impl Bucket {
         let version = ObjectVersion { e_tag: found.meta.e_tag.clone(), version: found.meta.version.clone() };
         let owner = found.attributes.get(&Attribute::Metadata(OWNER.into()));
         let owner = owner.map(|owner| owner.to_string());
-        Ok(Some(FoundObject { bytes: found.bytes().await.map_err(failed)?, version, owner }))
+        let too_large = || {
+            let most = MAX_OBJECT_BYTES >> 20;
+            let attempt =
+                format!("{}: it is larger than {most} MiB, which is not read", self.attempt("read", path));
+            SinkError::new(SinkReason::Incompatible, attempt)
+        };
+        if found.meta.size > MAX_OBJECT_BYTES as u64 {
+            return Err(too_large());
+        }
+        let mut bytes = BytesMut::new();
+        let mut parts = found.into_stream();
+        while let Some(part) = parts.try_next().await.map_err(failed)? {
+            if bytes.len() + part.len() > MAX_OBJECT_BYTES {
+                return Err(too_large());
+            }
+            bytes.extend_from_slice(&part);
+        }
+        Ok(Some(FoundObject { bytes: bytes.freeze(), version, owner }))
     }
 
     /// The state of the object, if there is one.
     pub(crate) async fn version(&self, path: &str) -> Result<Option<ObjectVersion>, SinkError> {
+        Ok(self.head(path).await?.map(|found| found.version))
+    }
+
+    /// What is known of the object without reading it, if there is one.
+    pub(crate) async fn head(&self, path: &str) -> Result<Option<FoundHead>, SinkError> {
         let options = GetOptions { head: true, ..GetOptions::default() };
         match self.store.get_opts(&self.key(path)?, options).await {
-            Ok(found) => Ok(Some(ObjectVersion { e_tag: found.meta.e_tag, version: found.meta.version })),
+            Ok(found) => {
+                let metadata = |name: &'static str| {
+                    let value = found.attributes.get(&Attribute::Metadata(name.into()));
+                    value.map(|value| value.to_string())
+                };
+                let (owner, claim) = (metadata(OWNER), metadata(CLAIM));
+                let version = ObjectVersion { e_tag: found.meta.e_tag, version: found.meta.version };
+                Ok(Some(FoundHead { version, owner, claim }))
+            }
             Err(error) if answer::is_absent(&error) => Ok(None),
             Err(error) => Err(answer::failed(self.attempt("look for", path), error)),
         }
@@ -169,7 +229,12 @@ impl Bucket {
         let mut attributes = Attributes::new();
         attributes.insert(Attribute::ContentType, object.media_type.into());
         attributes.insert(Attribute::Metadata(OWNER.into()), object.owner.to_owned().into());
-        if let Some(class) = &self.storage_class {
+        if let Some(claim) = object.claim {
+            attributes.insert(Attribute::Metadata(CLAIM.into()), claim.into());
+        }
+        // Records are read often, and small.
+        let is_record = path.starts_with(KOLLECT_DIRECTORY);
+        if let Some(class) = self.storage_class.as_ref().filter(|_| !is_record) {
             attributes.insert(Attribute::StorageClass, class.clone().into());
         }
         let options = PutOptions { mode, attributes, ..PutOptions::default() };
@@ -199,6 +264,7 @@ impl Bucket {
         let listed: Vec<_> = self
             .store
             .list(Some(&key))
+            .take(MAX_LISTED)
             .try_collect()
             .await
             .map_err(|error| answer::failed(self.attempt("list", directory), error))?;
@@ -212,8 +278,12 @@ impl Bucket {
     /// Whether the store can be written, and keeps the conditions of puts: if it ignored them, two writers would overwrite each
     /// other. `name`: a path that nothing else uses.
     pub(crate) async fn probe(&self, name: &str) -> Result<(), SinkError> {
-        let probe =
-            NewObject { bytes: Bytes::from_static(b"probe"), media_type: "text/plain", owner: "probe" };
+        let probe = NewObject {
+            bytes: Bytes::from_static(b"probe"),
+            media_type: "text/plain",
+            owner: "probe",
+            claim: None,
+        };
         let put = |mode| self.put_with(name, probe.clone(), mode);
         let first = put(PutMode::Create).await?;
         let outcome = async {

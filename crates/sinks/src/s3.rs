@@ -38,7 +38,8 @@ use address::BucketAddress;
 const SECRET_REF: &str = "spec.secretRef";
 const DEFAULT_REGION: &str = "us-east-1";
 const IDLE_LIMIT: Duration = Duration::from_mins(1);
-/// The option that sets `objectStore.storageClass` as well.
+/// Options that set fields of `objectStore` of the same names as well.
+const REGION: &str = "region";
 const STORAGE_CLASS: &str = "storageClass";
 
 /// The configuration of a sink: the bucket, access to it, and the documents.
@@ -91,6 +92,8 @@ pub struct SharedConnections {
 struct SharedConnection {
     access: BucketAccess,
     network: Network,
+    /// Its probe does not test conditions.
+    unconditional: bool,
     connector: Weak<ConnectorClient>,
     /// Set when the store was found to keep the conditions of puts.
     probed: Arc<OnceCell<()>>,
@@ -102,10 +105,13 @@ impl SharedConnections {
         &self,
         access: &BucketAccess,
         network: &Network,
+        unconditional: bool,
     ) -> Result<(GuardedConnector, Arc<OnceCell<()>>), SinkError> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|connection| connection.connector.strong_count() > 0);
-        let is_same = |known: &&SharedConnection| known.access == *access && known.network == *network;
+        let is_same = |known: &&SharedConnection| {
+            known.access == *access && known.network == *network && known.unconditional == unconditional
+        };
         if let Some(connection) = known.iter().find(is_same)
             && let Some(connector) = GuardedConnector::upgrade(&connection.connector)
         {
@@ -120,6 +126,7 @@ impl SharedConnections {
         known.push(SharedConnection {
             access: access.clone(),
             network: network.clone(),
+            unconditional,
             connector: connector.downgrade(),
             probed: Arc::clone(&probed),
         });
@@ -130,7 +137,7 @@ impl SharedConnections {
 impl Backend for S3Config {
     const TYPE: &'static str = "s3";
     const OUT: Option<OutScheme> = Some(OutScheme { schemes: &["s3"], form: "s3://BUCKET/PREFIX" });
-    const OPTIONS: &'static [&'static str] = &[STORAGE_CLASS];
+    const OPTIONS: &'static [&'static str] = &[REGION, STORAGE_CLASS];
     type Spec = KollectSnapshotSinkSpec;
     type Clients = SharedConnections;
 
@@ -169,17 +176,26 @@ impl Backend for S3Config {
             let problem = "contradicts objectStore.storageClass: keep one of them";
             errors.push(SpecError::new("spec.options.storageClass", &other.as_str().into(), problem));
         }
+        let region = store.region.or_else(|| spec.common.options.get(REGION).cloned());
+        if let Some(region) = region.as_deref().filter(|region| !is_region(region)) {
+            let problem = "is no region: write lower-case letters, digits and -, such as eu-west-1";
+            errors.push(SpecError::new("spec.objectStore.region", &region.into(), problem));
+        }
+        let storage_class = store.storage_class.or_else(|| option.cloned());
+        if let Some(class) = storage_class.as_deref().filter(|class| !is_storage_class(class)) {
+            let problem = "is no class that can be read at once: write one such as STANDARD_IA";
+            errors.push(SpecError::new("spec.objectStore.storageClass", &class.into(), problem));
+        }
         if !errors.is_empty() {
             return Err(errors);
         }
         let access = BucketAccess {
             address,
-            region: store.region.unwrap_or_else(|| DEFAULT_REGION.to_owned()),
+            region: region.unwrap_or_else(|| DEFAULT_REGION.to_owned()),
             encryption: store.encryption,
             trust,
             keys: None,
         };
-        let storage_class = store.storage_class.or_else(|| option.cloned());
         Ok(Self { access, prefix, storage_class, unconditional: store.unconditional, documents })
     }
 
@@ -223,6 +239,9 @@ impl Backend for S3Config {
             }
             _ => return Err("needs keys: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY".into()),
         };
+        if let Some(wrong) = region.as_deref().filter(|region| !is_region(region)) {
+            return Err(format!("has a region that is none, {wrong}; write one such as eu-west-1"));
+        }
         let access = BucketAccess {
             address,
             region: region.unwrap_or_else(|| DEFAULT_REGION.to_owned()),
@@ -297,7 +316,7 @@ impl Backend for S3Config {
             let why = format!("open {}: the Secret of {SECRET_REF} has not been read", self.access.address);
             return Err(SinkError::new(SinkReason::Missing, why));
         };
-        let (connector, probed) = clients.of(&self.access, &policy.network)?;
+        let (connector, probed) = clients.of(&self.access, &policy.network, self.unconditional)?;
         let store = self.access.store(keys, &connector).map_err(|error| {
             SinkError::because(SinkReason::Incompatible, format!("open {}", self.access.address), error)
         })?;
@@ -349,11 +368,25 @@ impl BucketAccess {
     }
 }
 
+/// Whether a text can be the name of a region.
+fn is_region(text: &str) -> bool {
+    !text.is_empty()
+        && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+}
+
+/// Whether a text can be the name of a class of objects that can be read at once: documents and records are read back.
+fn is_storage_class(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_graphic()) && !["GLACIER", "DEEP_ARCHIVE"].contains(&text)
+}
+
 impl AccessKeys {
     fn read(secrets: &Secrets) -> Result<Self, String> {
         let text = |names: [&str; 2]| -> Result<Option<String>, String> {
             for name in names {
                 if let Some(text) = secrets.text(SECRET_REF, name)? {
+                    if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+                        return Err(format!("has characters in key {name} that no request can have"));
+                    }
                     return Ok(Some(text));
                 }
             }

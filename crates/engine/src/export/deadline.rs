@@ -72,7 +72,8 @@ impl Sink for TimedSink {
     }
 
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
-        let rows = u32::try_from(batch.delta.len()).unwrap_or(u32::MAX);
+        // A document has all rows.
+        let rows = u32::try_from(batch.delta.len() + batch.rows.len()).unwrap_or(u32::MAX);
         within(WRITE + ROW * rows, "write rows", self.0.write(batch)).await
     }
 

@@ -327,9 +327,12 @@ impl<'a> RunningBinding<'a> {
         let contents = match sink.delivery() {
             Delivery::Snapshots => self.send_snapshot(&mut sink, report).await?,
             delivery @ (Delivery::Changes | Delivery::Documents) => {
-                // Taken before the changes: what happens in between is a change as well.
-                let rows = if delivery == Delivery::Documents { self.all_rows() } else { BTreeMap::new() };
-                let TakenChanges { changes, reached, since } = self.changes.take_all();
+                let (taken, mut rows) = match delivery {
+                    Delivery::Documents => self.changes.take_with_rows(),
+                    _ => (self.changes.take_all(), BTreeMap::new()),
+                };
+                rows.retain(|key, _| binding.row_filter.takes(key));
+                let TakenChanges { changes, reached, since } = taken;
                 // A new visibility may prove rows gone that only the sink holds.
                 let compare = compare || self.rows.visibilities(&binding.targets) != self.seen;
                 let doing = if compare { Activity::Comparing } else { Activity::Writing };
@@ -350,14 +353,6 @@ impl<'a> RunningBinding<'a> {
         self.backoff.reset();
         self.terminal.reset();
         Ok(())
-    }
-
-    /// All rows of the inventory that can be seen.
-    fn all_rows(&self) -> BTreeMap<RowKey, Arc<Row>> {
-        let Binding { targets, outside, row_filter, .. } = &*self.binding;
-        let mut snapshot = self.rows.snapshot_of_seen(targets, outside.clone());
-        row_filter.apply(&mut snapshot);
-        snapshot.rows
     }
 
     /// The changes need no write: records that the sink has reached their revision.
@@ -447,12 +442,12 @@ impl<'a> RunningBinding<'a> {
         Ok(KnownContents::Known)
     }
 
-    /// Writes what has changed since the last time. `rows` are those from before the changes, if the sink takes all of them.
+    /// Writes what has changed since the last time. `rows` are all rows after it, if the sink takes them.
     async fn write_changes(
         &mut self,
         sink: &mut ClaimedSink,
         changes: Vec<StoreChange>,
-        mut rows: BTreeMap<RowKey, Arc<Row>>,
+        rows: BTreeMap<RowKey, Arc<Row>>,
         reached: Revision,
         report: &impl Fn(BindingEvent<'_>),
     ) -> Result<KnownContents, AttemptStopped> {
@@ -482,7 +477,6 @@ impl<'a> RunningBinding<'a> {
         }
         self.check_may_write()?;
         let coverage = self.coverage(&self.seen);
-        apply(&delta, &mut rows);
         let mut receipt = sink.write(&binding, &delta, &rows, reached.visible_up_to(), &coverage).await?;
         self.last_write = Some(Instant::now());
         // What the sink held of each row before.
@@ -619,12 +613,6 @@ fn written<'a>(
     let rows = delta.rows().filter(|row| !refused.contains_key(&row.key));
     let rows = rows.map(move |row| (&row.key, before(&row.key), Some(row.digest)));
     rows.chain(delta.removed.iter().map(move |removed| (&removed.key, before(&removed.key), None)))
-}
-
-/// Brings rows up to date with a delta.
-fn apply(delta: &Delta, rows: &mut BTreeMap<RowKey, Arc<Row>>) {
-    rows.extend(delta.rows().map(|row| (row.key.clone(), row.clone())));
-    delta.removed.iter().for_each(|removed| drop(rows.remove(&removed.key)));
 }
 
 /// What to write for changes, each with the digest that the sink holds if that is not what the store knew.

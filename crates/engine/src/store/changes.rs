@@ -96,7 +96,7 @@ impl WaitingChanges {
         let since = lock(&reader.dirty.rows).since;
         let mut count = 0;
         reader.for_each_target(|target, dirty| {
-            for (name, rows) in dirty.iter() {
+            for (name, rows) in dirty.iter().flat_map(|dirty| dirty.iter()) {
                 count += match target.shown_rows(name) {
                     ShownRows::All => rows.len(),
                     shown => rows.keys().filter(|key| shown.contains(key)).count(),
@@ -115,12 +115,34 @@ impl Changes {
 
     /// Like [`Self::take`], with the revision that has been reached.
     pub fn take_all(&mut self) -> TakenChanges {
+        self.take_beside(|_| {})
+    }
+
+    /// The same, with all rows of the targets that can be seen, as they are when the changes are taken.
+    pub fn take_with_rows(&mut self) -> (TakenChanges, BTreeMap<RowKey, Arc<Row>>) {
+        let mut all = BTreeMap::new();
+        let taken = self.take_beside(|target| {
+            for kind in target.kinds.values() {
+                let shown = kind.shown_rows();
+                if !matches!(shown, ShownRows::None) {
+                    let rows = kind.rows.values().filter(|held| shown.contains(&held.row.key));
+                    all.extend(rows.map(|held| (held.row.key.clone(), held.row.clone())));
+                }
+            }
+        });
+        (taken, all)
+    }
+
+    /// Takes the changes; `visit` sees each target while it is locked.
+    fn take_beside(&mut self, mut visit: impl FnMut(&StoredTarget)) -> TakenChanges {
         let mut changes = Vec::new();
         let since = lock(&self.0.dirty.rows).since.take();
         // A change gets its number and is recorded while its target is locked. A change that has a number now is
         // therefore recorded when its target can be locked below.
         let last = self.0.shared.last_revision();
         let reached = self.0.for_each_target(|target, dirty| {
+            visit(target);
+            let Some(dirty) = dirty else { return };
             dirty.retain(|name, rows| {
                 let shown = target.shown_rows(name);
                 let taken = match shown {
@@ -155,9 +177,11 @@ impl Changes {
         let last = self.0.shared.last_revision();
         let mut empty = true;
         let reached = self.0.for_each_target(|target, dirty| {
-            empty &= !dirty.iter().any(|(name, rows)| match target.shown_rows(name) {
-                ShownRows::None => false,
-                shown => rows.keys().any(|key| shown.contains(key)),
+            empty &= !dirty.iter().flat_map(|dirty| dirty.iter()).any(|(name, rows)| {
+                match target.shown_rows(name) {
+                    ShownRows::None => false,
+                    shown => rows.keys().any(|key| shown.contains(key)),
+                }
             });
         });
         empty.then_some(reached.up_to(last))
@@ -189,23 +213,21 @@ impl Changes {
 }
 
 impl ChangeReader {
-    /// Calls `visit` with the changes of each target. The target is locked meanwhile, so that changes made together
+    /// Calls `visit` with each target and its changes, if there are any. The target is locked meanwhile, so that changes made together
     /// are seen together. Writers lock in the same order: the target, then the changes of a reader. Returns the
     /// revision that the targets have reached.
     fn for_each_target(
         &self,
-        mut visit: impl FnMut(&StoredTarget, &mut BTreeMap<KindName, TouchedRows>),
+        mut visit: impl FnMut(&StoredTarget, Option<&mut BTreeMap<KindName, TouchedRows>>),
     ) -> Revision {
         let mut reached = Revision::NOTHING;
         for (id, target) in &self.targets {
             let target = lock(target);
             reached = reached.and(target.reached());
             let mut rows = lock(&self.dirty.rows);
-            if let Some(dirty) = rows.targets.get_mut(id) {
-                visit(&target, dirty);
-                if dirty.is_empty() {
-                    rows.targets.remove(id);
-                }
+            visit(&target, rows.targets.get_mut(id));
+            if rows.targets.get(id).is_some_and(BTreeMap::is_empty) {
+                rows.targets.remove(id);
             }
         }
         reached

@@ -503,6 +503,6 @@ fn published_samples_of_the_go_implementation_are_admitted() {
         answer.text.lines().filter(|line| !line.ends_with(" created") && !line.starts_with("Warning: "));
     assert!(others.eq(refused.iter().copied()), "{}", answer.text);
     assert_eq!(created + refused.len(), documents, "{}", answer.text);
-    // BigQuery, MongoDB, Kafka and S3.
-    assert_eq!(refused.len(), 4, "{refused:#?}");
+    // BigQuery, MongoDB and Kafka.
+    assert_eq!(refused.len(), 3, "{refused:#?}");
 }

@@ -20,7 +20,7 @@ const CODES: &[(&str, SinkReason, &str)] = &[
     (
         "AccessDenied",
         SinkReason::Forbidden,
-        "the credentials may not do this: grant them to read, write and delete objects below the prefix; a retention lock of the bucket also denies it",
+        "the credentials may not do this: grant them to list the bucket, and to read, write and delete objects below the prefix; a retention lock of the bucket also denies it",
     ),
     (
         "InvalidAccessKeyId",

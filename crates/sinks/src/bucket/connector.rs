@@ -12,8 +12,8 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::Uri;
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use hyper::{Method, Uri, header::CONTENT_LENGTH};
 use hyper_util::{
     client::legacy::{
         Client,
@@ -37,7 +37,7 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use super::answer;
+use super::{MAX_OBJECT_BYTES, answer};
 use crate::{
     Network, connection_task,
     stall::{SILENCE_LIMIT, StallLimited},
@@ -46,6 +46,8 @@ use crate::{
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// The longest time between a request and the beginning of its answer.
 const ANSWER_LIMIT: Duration = Duration::from_mins(5);
+/// The largest answer; objects have a lower limit.
+const MAX_ANSWER_BYTES: usize = MAX_OBJECT_BYTES + (1 << 20);
 /// How much of an answer that is no success is read.
 const MAX_REFUSAL_BYTES: usize = 64 << 10;
 
@@ -95,6 +97,7 @@ impl HttpConnector for GuardedConnector {
 #[async_trait]
 impl HttpService for GuardedConnector {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let is_head = request.method() == Method::HEAD;
         let answered = timeout(ANSWER_LIMIT, self.client.request(request)).await;
         let response = match answered {
             Err(_) => {
@@ -110,7 +113,18 @@ impl HttpService for GuardedConnector {
         let (parts, body) = response.into_parts();
         let unreadable = |error| HttpError::new_boxed(HttpErrorKind::Interrupted, error);
         if parts.status.is_success() || parts.status.is_informational() {
-            let body = body.map_err(move |error| unreadable(cause_of(error)));
+            // The library reserves as much memory as an answer claims to have.
+            let length = parts
+                .headers
+                .get(CONTENT_LENGTH)
+                .and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+            if !is_head && length.is_some_and(|length| length > MAX_ANSWER_BYTES as u64) {
+                return Err(unreadable(too_large()));
+            }
+            let body = Limited::new(body, MAX_ANSWER_BYTES).map_err(move |error| {
+                let is_limit = error.is::<LengthLimitError>();
+                unreadable(if is_limit { too_large() } else { error })
+            });
             return Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body)));
         }
         let body = Limited::new(body, MAX_REFUSAL_BYTES).collect().await;
@@ -120,6 +134,11 @@ impl HttpService for GuardedConnector {
         let body = Full::new(Bytes::from(condensed)).map_err(|never| match never {});
         Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body)))
     }
+}
+
+fn too_large() -> Box<dyn std::error::Error + Send + Sync> {
+    let why = format!("the answer is larger than {} MiB", MAX_ANSWER_BYTES >> 20);
+    Box::new(SinkError::new(SinkReason::Incompatible, why))
 }
 
 /// The error of the connection, if that is why a request failed.

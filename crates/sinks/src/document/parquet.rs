@@ -17,17 +17,13 @@ use parquet::{
     file::{
         metadata::{KeyValue, SortingColumn},
         properties::WriterProperties,
-        reader::FileReader as _,
-        serialized_reader::SerializedFileReader,
         writer::{SerializedFileWriter, SerializedRowGroupWriter},
     },
-    record::Field,
     schema::types::{ColumnPath, Type, TypePtr},
 };
 
 use super::{
     encode::DocumentFacts,
-    read::{ReadRow, Unreadable},
     values::{ATTRIBUTES, IDENTITY, Value, identity, visit_attributes},
 };
 
@@ -128,6 +124,10 @@ struct Collected {
 impl Collected {
     /// Adds the value of the row with this number; rows in between have none.
     fn add(&mut self, row: usize, value: Value<'_>) {
+        // A map can have a key twice: the first value counts.
+        if self.levels.len() > row {
+            return;
+        }
         self.levels.resize(row, 0);
         match value {
             Value::Null => return,
@@ -199,30 +199,4 @@ fn write_column(
         _ => unreachable!("the schema has no other physical types"),
     };
     column.close()
-}
-
-/// The rows of a document.
-pub(super) fn read(bytes: &Bytes) -> Result<Vec<ReadRow>, Unreadable> {
-    let unreadable = |_| Unreadable("it is not Parquet");
-    let reader = SerializedFileReader::new(bytes.clone()).map_err(unreadable)?;
-    let mut rows = Vec::new();
-    for row in reader.get_row_iter(None).map_err(unreadable)? {
-        let row = row.map_err(unreadable)?;
-        let mut values = [""; ReadRow::COLUMNS.len()];
-        let mut found = 0;
-        for (name, field) in row.get_column_iter() {
-            let Some(at) = ReadRow::COLUMNS.iter().position(|column| column == name) else { continue };
-            found += 1;
-            match field {
-                Field::Str(text) => values[at] = text,
-                Field::Null => {}
-                _ => return Err(Unreadable("it has other columns than those of Kollect")),
-            }
-        }
-        if found != values.len() {
-            return Err(Unreadable("it lacks columns of Kollect"));
-        }
-        rows.push(ReadRow::of(&values)?);
-    }
-    Ok(rows)
 }

@@ -11,10 +11,8 @@ use kollect_model::{
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{DocumentFormat, DocumentSettings, csv, parquet};
-
-/// The largest text that a compressed document may have.
-const MAX_TEXT_BYTES: u64 = 4 << 30;
+use super::{DocumentFormat, DocumentSettings, csv};
+use crate::bucket::MAX_OBJECT_BYTES;
 
 /// Why a document cannot be read. It quotes nothing of the document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,8 +54,7 @@ impl ReadRow {
             return Err(Unreadable("it lacks columns of Kollect"));
         };
         let version = api_version.rsplit_once('/').map_or(api_version, |(_, version)| version);
-        let attributes = RawValue::from_string(attributes.to_owned())
-            .map_err(|_| Unreadable("its attributes are not JSON"))?;
+        let attributes = own_attributes(attributes.to_owned())?;
         Ok(Self {
             target_namespace: target_namespace.to_owned(),
             target_name: target_name.to_owned(),
@@ -134,12 +131,7 @@ impl TryFrom<ReadItem> for ReadRow {
             uid,
             attributes,
         } = item;
-        let attributes = match without_html_escapes(attributes.get()) {
-            Cow::Borrowed(_) => attributes,
-            Cow::Owned(text) => {
-                RawValue::from_string(text).map_err(|_| Unreadable("its attributes are not JSON"))?
-            }
-        };
+        let attributes = own_attributes(without_html_escapes(attributes.get()).into_owned())?;
         Ok(Self { target_namespace, target_name, namespace, name, uid, version, kind, group, attributes })
     }
 }
@@ -152,7 +144,8 @@ pub(crate) fn rows(
 ) -> Result<Vec<Row>, Unreadable> {
     const OTHER: Unreadable = Unreadable("it belongs to another inventory");
     let read = match settings.format {
-        DocumentFormat::Parquet => parquet::read(bytes)?,
+        // A hostile file would stop the process: the schema of Parquet may be nested without limit.
+        DocumentFormat::Parquet => return Err(Unreadable("Parquet is not read back")),
         DocumentFormat::Csv => csv::read(&text(settings.compression, bytes)?)?,
         DocumentFormat::Json => {
             let text = text(settings.compression, bytes)?;
@@ -183,17 +176,28 @@ pub(crate) fn rows(
     read.into_iter().map(|row| row.in_inventory(inventory).ok_or(OTHER)).collect()
 }
 
+/// Attributes as Kollect writes them: a map in one line.
+fn own_attributes(text: String) -> Result<Box<RawValue>, Unreadable> {
+    const OTHER: Unreadable = Unreadable("its attributes are not as Kollect writes them");
+    let is_own = text.starts_with('{') && !text.bytes().any(|byte| byte.is_ascii_control());
+    if is_own { RawValue::from_string(text).map_err(|_| OTHER) } else { Err(OTHER) }
+}
+
 /// The text of a document that may be compressed.
 fn text(compression: Compression, bytes: &[u8]) -> Result<Cow<'_, [u8]>, Unreadable> {
     let mut text = Vec::new();
+    let most = MAX_OBJECT_BYTES as u64 + 1;
     let read = match compression {
         Compression::None | Compression::Snappy => return Ok(bytes.into()),
-        Compression::Gzip => flate2::read::GzDecoder::new(bytes).take(MAX_TEXT_BYTES).read_to_end(&mut text),
+        Compression::Gzip => flate2::read::GzDecoder::new(bytes).take(most).read_to_end(&mut text),
         Compression::Zstd => {
-            zstd::Decoder::new(bytes).and_then(|decoder| decoder.take(MAX_TEXT_BYTES).read_to_end(&mut text))
+            zstd::Decoder::new(bytes).and_then(|decoder| decoder.take(most).read_to_end(&mut text))
         }
     };
     read.map_err(|_| Unreadable("it is not compressed as the sink says"))?;
+    if text.len() > MAX_OBJECT_BYTES {
+        return Err(Unreadable("it is larger than 128 MiB, which is not read"));
+    }
     Ok(text.into())
 }
 

@@ -38,6 +38,8 @@ pub(super) struct Sidecar {
     pub(super) document: Option<StoredDocument>,
     /// Paths of documents that the inventory had before, and that must be removed.
     pub(super) former: Vec<String>,
+    /// Whether files of the Go implementation beside the document are gone.
+    pub(super) generations_removed: bool,
     /// What targets declared when the document was written: a target whose profile is missing now keeps its columns.
     pub(super) schema: Schema,
     pub(super) rows: Baseline,
@@ -64,6 +66,8 @@ struct Header {
     document: Option<StoredDocument>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     former: Vec<String>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    generations_removed: bool,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     schema: Vec<(Option<Arc<str>>, Arc<str>, TargetSchema)>,
     groups: Vec<RowGroup>,
@@ -125,6 +129,7 @@ impl Sidecar {
             claim: self.claim.clone(),
             document: self.document.clone(),
             former: self.former.clone(),
+            generations_removed: self.generations_removed,
             schema: schema
                 .map(|(target, schema)| (target.namespace.clone(), target.name.clone(), schema.clone()))
                 .collect(),
@@ -151,6 +156,9 @@ impl Sidecar {
         let length = usize::try_from(u32::from_le_bytes(*length)).unwrap_or(usize::MAX);
         let (header, mut body) = rest.split_at_checked(length).ok_or(DAMAGED)?;
         let header: Header = serde_json::from_slice(header).map_err(|_| DAMAGED)?;
+        if header.document.as_ref().is_some_and(|document| !document.version.is_plain()) {
+            return Err(DAMAGED);
+        }
         let mut rows = BTreeMap::new();
         for known in header.groups {
             let target = TargetId { namespace: known.target.0, name: known.target.1 };
@@ -176,6 +184,7 @@ impl Sidecar {
             claim: header.claim,
             document: header.document,
             former: header.former,
+            generations_removed: header.generations_removed,
             schema: Schema { targets },
             rows,
         })

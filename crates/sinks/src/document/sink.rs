@@ -21,7 +21,7 @@ use kollect_model::{
     schema::{Schema, columns::Columns},
     sink::{Atomicity, Delivery, Sink, SinkError, SinkReason},
 };
-use tokio::sync::{Mutex, OnceCell};
+use tokio::sync::{Mutex, OnceCell, Semaphore};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use super::{
@@ -37,6 +37,9 @@ use crate::{
 
 /// How many times other writers may claim first before this one gives up.
 const ATTEMPTS: usize = 8;
+
+/// Documents are read one after the other: they are texts of tenants' servers, and memory is the operator's.
+static READING: Semaphore = Semaphore::const_new(1);
 
 /// Documents in a bucket.
 pub(crate) struct DocumentSink {
@@ -98,7 +101,8 @@ impl DocumentSink {
     async fn sidecar(&self, inventory: &InventoryId) -> Result<Option<(Sidecar, ObjectVersion)>, SinkError> {
         let path = self.sidecar_path(inventory);
         let Some(found) = self.bucket.read(&path).await? else { return Ok(None) };
-        let sidecar = Sidecar::read(&found.bytes).map_err(|read::Unreadable(why)| {
+        let bytes = found.bytes;
+        let sidecar = blocking(move || Sidecar::read(&bytes)).await?.map_err(|read::Unreadable(why)| {
             let attempt = format!(
                 "read {path} in {}, which says what the document of inventory {inventory} holds: {why}; remove it and the document",
                 self.bucket.described()
@@ -118,6 +122,7 @@ impl DocumentSink {
             bytes: sidecar.to_bytes().into(),
             media_type: "application/octet-stream",
             owner: &self.owner(inventory),
+            claim: sidecar.claim.as_ref().and_then(|claim| serde_json::to_string(claim).ok()),
         };
         self.bucket.put(&self.sidecar_path(inventory), object, condition).await
     }
@@ -148,9 +153,11 @@ impl DocumentSink {
         if claimed.document.take().is_none() {
             return Ok(());
         }
-        let Some(found) = self.bucket.read(&path).await? else { return Ok(()) };
         let is_recorded = stored.is_some();
-        if !is_recorded && !self.may_adopt(inventory, found.owner.as_deref()) {
+        let _permit = READING.acquire().await;
+        let Some(found) = self.bucket.read(&path).await? else { return Ok(()) };
+        let is_of_other = found.owner.as_ref().is_some_and(|found| *found != self.owner(inventory));
+        if is_of_other || !is_recorded && !self.may_adopt(found.owner.as_deref()) {
             return Ok(());
         }
         let (settings, id, bytes) = (self.settings.clone(), inventory.clone(), found.bytes);
@@ -164,10 +171,10 @@ impl DocumentSink {
         Ok(())
     }
 
-    /// Whether a document that the record does not know may be replaced: this inventory has written it, or the Go implementation may
-    /// have. What the latter has written is JSON.
-    fn may_adopt(&self, inventory: &InventoryId, found: Option<&str>) -> bool {
-        found.map_or(self.settings.format == DocumentFormat::Json, |found| found == self.owner(inventory))
+    /// Whether a document that the record does not know, and that is of no other inventory, may be replaced: this inventory has marked
+    /// it, or the Go implementation may have written it. What the latter has written is JSON.
+    fn may_adopt(&self, owner: Option<&str>) -> bool {
+        owner.is_some() || self.settings.format == DocumentFormat::Json
     }
 
     /// The rows of the present document that the batch does not mention: their objects cannot be seen.
@@ -185,6 +192,7 @@ impl DocumentSink {
         }
         let path = claimed.sidecar.document.as_ref().map(|stored| stored.path.clone());
         let path = path.unwrap_or_else(|| self.settings.path(batch.inventory, 0));
+        let _permit = READING.acquire().await;
         let found = self.bucket.read(&path).await?;
         let found = found.filter(|found| Some(&found.version) == claimed.document.as_ref());
         let Some(found) = found else { return Err(self.conflict(batch.inventory, batch.claim).await) };
@@ -198,7 +206,10 @@ impl DocumentSink {
             );
             SinkError::new(SinkReason::Incompatible, attempt)
         })?;
-        Ok(rows.into_iter().filter(|row| is_kept(&row.key)).map(Arc::new).collect())
+        // By key: another program may have repeated a row.
+        let kept = rows.into_iter().filter(|row| is_kept(&row.key));
+        let kept: BTreeMap<RowKey, Row> = kept.map(|row| (row.key.clone(), row)).collect();
+        Ok(kept.into_values().map(Arc::new).collect())
     }
 
     /// Puts the document. Where none is expected, one that may be adopted is replaced.
@@ -207,6 +218,7 @@ impl DocumentSink {
         batch: &Batch<'_>,
         path: &str,
         encoded: &EncodedDocument,
+        claimed: &ClaimedInventory,
         expected: Option<&ObjectVersion>,
     ) -> Result<ObjectVersion, SinkError> {
         let owner = self.owner(batch.inventory);
@@ -215,6 +227,7 @@ impl DocumentSink {
                 bytes: encoded.bytes.clone(),
                 media_type: self.settings.media_type(),
                 owner: &owner,
+                claim: None,
             };
             self.bucket.put(path, object, condition).await
         };
@@ -230,6 +243,7 @@ impl DocumentSink {
         match found {
             // A write that did not reach the record.
             Some(found) if found.owner.as_ref() == Some(&owner) => {
+                self.check_record(batch, claimed).await?;
                 match put(&PutCondition::IsAt(found.version)).await? {
                     PutOutcome::Stored(version) => Ok(version),
                     PutOutcome::Conflict => Err(self.conflict(batch.inventory, batch.claim).await),
@@ -250,6 +264,15 @@ impl DocumentSink {
             }
             None => Err(self.conflict(batch.inventory, batch.claim).await),
         }
+    }
+
+    /// Fails if another writer has replaced the record.
+    async fn check_record(&self, batch: &Batch<'_>, claimed: &ClaimedInventory) -> Result<(), SinkError> {
+        let version = self.bucket.version(&self.sidecar_path(batch.inventory)).await?;
+        if version.as_ref() == Some(&claimed.version) {
+            return Ok(());
+        }
+        Err(self.conflict(batch.inventory, batch.claim).await)
     }
 
     /// Removes documents at former paths, and forgets them.
@@ -273,10 +296,10 @@ impl DocumentSink {
         Ok(())
     }
 
-    /// Removes an object that this inventory has written, unless another inventory has replaced it.
+    /// Removes an object with the mark of this inventory; others are not ours.
     async fn remove_own(&self, inventory: &InventoryId, path: &str) -> Result<(), SinkError> {
-        let found = self.bucket.read(path).await?;
-        if found.is_some_and(|found| found.owner.is_none_or(|found| found == self.owner(inventory))) {
+        let found = self.bucket.head(path).await?;
+        if found.is_some_and(|found| found.owner == Some(self.owner(inventory))) {
             self.bucket.delete(path).await?;
         }
         Ok(())
@@ -311,17 +334,13 @@ impl DocumentSink {
         let added = batch.delta.rows().filter(|row| !batch.rows.contains_key(&row.key));
         let rows: Vec<Arc<Row>> = batch.rows.values().chain(added).cloned().chain(carried).collect();
         let held = rows.iter().map(|row| (row.key.clone(), row.digest)).collect();
-        let is_first = stored.is_none();
         let (mut warnings, encoded) = self.encoded(batch, rows, columns).await?;
         let expected = claimed.document.as_ref().filter(|_| !moved);
         // Nothing else keeps a writer from creating a document that it may not replace.
-        if expected.is_none()
-            && self.bucket.version(&self.sidecar_path(batch.inventory)).await?.as_ref()
-                != Some(&claimed.version)
-        {
-            return Err(self.conflict(batch.inventory, batch.claim).await);
+        if expected.is_none() {
+            self.check_record(batch, claimed).await?;
         }
-        let version = self.put_document(batch, &path, &encoded, expected).await?;
+        let version = self.put_document(batch, &path, &encoded, claimed, expected).await?;
         (claimed.document, claimed.other_rows) = (Some(version.clone()), None);
         let sidecar = &mut claimed.sidecar;
         sidecar.former.extend(stored.filter(|_| moved).map(|stored| stored.path));
@@ -341,44 +360,64 @@ impl DocumentSink {
         }
         claimed.is_stale = false;
         self.remove_former(batch.inventory, claimed, batch.claim).await?;
-        if is_first {
-            warnings.extend(self.remove_generations(batch, &encoded.bytes).await?);
-        }
+        warnings.extend(self.remove_generations(batch, claimed, &encoded.bytes).await);
         Ok(Receipt { checksum: Some(encoded.checksum), warnings, ..Receipt::default() })
     }
 
-    /// Removes the Parquet files of the Go implementation beside a document that can be read back: it kept one for each generation of
-    /// the inventory, and readers count the rows of all of them. Returns a message about them.
+    /// Removes the Parquet files of the Go implementation beside a document with all rows that can be read back: it kept one for each
+    /// generation of the inventory, and readers count the rows of all of them. Once, and the next write records it. Returns a message.
     async fn remove_generations(
         &self,
         batch: &Batch<'_>,
+        claimed: &mut ClaimedInventory,
         written: &Bytes,
-    ) -> Result<Option<String>, SinkError> {
-        if self.settings.format != DocumentFormat::Parquet || self.settings.keeps_generations {
-            return Ok(None);
+    ) -> Option<String> {
+        let is_wanted = self.settings.format == DocumentFormat::Parquet && !self.settings.keeps_generations;
+        if !is_wanted || claimed.sidecar.generations_removed || batch.coverage != "complete" {
+            return None;
         }
-        let path = self.settings.path(batch.inventory, batch.generation);
         let directory = DocumentSettings::generations_directory(batch.inventory);
+        let removed = match self.remove_generations_of(batch, &directory, written).await {
+            Ok(removed) => removed,
+            Err(error) => {
+                return Some(format!(
+                    "files {directory}/generation=*.parquet may be there, and stay: {error}"
+                ));
+            }
+        };
+        claimed.sidecar.generations_removed = true;
+        (removed > 0).then(|| {
+            format!("removed {removed} files {directory}/generation=*.parquet of the Go implementation: the document has their rows")
+        })
+    }
+
+    /// Returns how many files were removed.
+    async fn remove_generations_of(
+        &self,
+        batch: &Batch<'_>,
+        directory: &str,
+        written: &Bytes,
+    ) -> Result<usize, SinkError> {
         let is_generation = |path: &String| {
-            let name = path.strip_prefix(&directory).and_then(|name| name.strip_prefix("/generation="));
+            let name = path.strip_prefix(directory).and_then(|name| name.strip_prefix("/generation="));
             let number = name.and_then(|name| name.strip_suffix(".parquet"));
             number
                 .is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
         };
         let found: Vec<String> =
-            self.bucket.list(&directory).await?.into_iter().filter(is_generation).collect();
-        let is_readable =
-            async || Ok(self.bucket.read(&path).await?.is_some_and(|read| read.bytes == *written));
-        if found.is_empty() || !is_readable().await? {
-            return Ok(None);
+            self.bucket.list(directory).await?.into_iter().filter(is_generation).collect();
+        if found.is_empty() {
+            return Ok(0);
+        }
+        let path = self.settings.path(batch.inventory, batch.generation);
+        if self.bucket.read(&path).await?.is_none_or(|read| read.bytes != *written) {
+            let why = format!("{path} cannot be read back as it was written");
+            return Err(SinkError::new(SinkReason::WriteFailed, why));
         }
         for path in &found {
             self.bucket.delete(path).await?;
         }
-        Ok(Some(format!(
-            "removed {} files {directory}/generation=*.parquet of the Go implementation: {path} has their rows",
-            found.len()
-        )))
+        Ok(found.len())
     }
 
     /// The document, and warnings about its columns.
@@ -492,20 +531,21 @@ impl Sink for DocumentSink {
             let known = self.inventories.lock().await;
             let known =
                 known.get(inventory).map(|claimed| (claimed.version.clone(), claimed.sidecar.claim.clone()));
-            if let Some((version, claim)) = &known
-                && self.bucket.version(&self.sidecar_path(inventory)).await?.as_ref() == Some(version)
-            {
-                claims.push(claim.clone());
-                continue;
-            }
-            let held = self.sidecar(inventory).await?.and_then(|(sidecar, _)| sidecar.claim);
-            // The claim that was granted, in a record that another program has changed: it must be read again.
-            let is_changed = |held: &Claim| {
-                known
-                    .as_ref()
-                    .is_some_and(|(_, own)| own.as_ref().is_some_and(|own| own.is_same_writer(held)))
+            let found = self.bucket.head(&self.sidecar_path(inventory)).await?;
+            let held = match (found, known) {
+                (None, _) => None,
+                (Some(found), Some((version, claim))) if found.version == version => claim,
+                (Some(found), known) => {
+                    let held = match found.claim.as_deref().map(serde_json::from_str::<Claim>) {
+                        Some(Ok(held)) => Some(held),
+                        _ => self.sidecar(inventory).await?.and_then(|(sidecar, _)| sidecar.claim),
+                    };
+                    // The claim that was granted, in a record that another program has changed: it must be read again.
+                    let own = known.and_then(|(_, claim)| claim);
+                    held.filter(|held| !own.is_some_and(|own| own.is_same_writer(held)))
+                }
             };
-            claims.push(held.filter(|held| !is_changed(held)));
+            claims.push(held);
         }
         Ok(claims)
     }
@@ -526,10 +566,17 @@ impl Sink for DocumentSink {
 
     async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
         self.inventories.lock().await.remove(inventory);
-        let Some((sidecar, _)) = self.sidecar(inventory).await? else { return Ok(()) };
+        let Some((mut sidecar, version)) = self.sidecar(inventory).await? else { return Ok(()) };
         Claim::admits(sidecar.claim.as_ref(), inventory, claim)?;
-        let document = sidecar.document.map(|stored| stored.path);
-        for path in document.iter().chain(&sidecar.former) {
+        // Replaced first, so that a writer that has claimed it since keeps its document.
+        sidecar.former.extend(sidecar.document.take().map(|stored| stored.path));
+        sidecar.rows.clear();
+        let PutOutcome::Stored(_) =
+            self.put_sidecar(inventory, &sidecar, &PutCondition::IsAt(version)).await?
+        else {
+            return Err(self.conflict(inventory, claim).await);
+        };
+        for path in &sidecar.former {
             self.remove_own(inventory, path).await?;
         }
         self.bucket.delete(&self.sidecar_path(inventory)).await

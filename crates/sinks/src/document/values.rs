@@ -163,7 +163,7 @@ fn quantity(text: &str) -> Option<f64> {
     let of_unit = UNITS.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)));
     let of_part = PARTS.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)));
     match (of_unit, of_part) {
-        (Some((digits, factor)), _) => Some(number(digits)? * factor),
+        (Some((digits, factor)), _) => Some(number(digits)? * factor).filter(|number| number.is_finite()),
         (None, Some((digits, factor))) => Some(number(digits)? / factor),
         (None, None) => None,
     }

@@ -53,6 +53,15 @@ impl BucketAddress {
         if !prefix.is_empty() && segments.iter().any(|segment| matches!(*segment, "" | "." | "..")) {
             return Err(format!("has a prefix with empty segments, . or ..; {FORM}"));
         }
+        let is_ip = server
+            .as_ref()
+            .is_some_and(|server| server.host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok());
+        if is_ip && path_style == Some(false) {
+            return Err(
+                "names an IP address: a bucket can be part of a name only; remove objectStore.pathStyle"
+                    .into(),
+            );
+        }
         // A name with dots has no certificate of its own.
         let path_style = path_style.unwrap_or(server.is_some() || bucket.contains('.'));
         Ok((Self { bucket: bucket.to_owned(), server, path_style }, prefix.to_owned()))
