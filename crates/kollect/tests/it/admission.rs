@@ -433,6 +433,8 @@ fn samples_are_admitted_and_http_2_is_used_where_it_is_enabled() {
         ("Warning: ", "add it or correct the name"),
         // This operator runs in another namespace, and the cluster scope is created later.
         ("Warning: ", "move it to default"),
+        // Where the operator does not know of the scope yet, which is created with the others.
+        ("Warning: ", "is within reach"),
         ("Warning: ", "a filter always gives a list"),
         ("Warning: ", "spec.serialization.format is absent"),
         ("The request is invalid: ", "is not available in this build"),

@@ -35,7 +35,7 @@ impl BucketAddress {
             "s3" => (None, rest.to_owned()),
             "http" | "https" => {
                 let url = Url::parse(text).map_err(|_| format!("is not a URL; {FORM}"))?;
-                let host = url.host_str().filter(|host| !host.is_empty());
+                let host = url.host_str().filter(|host| !host.is_empty() && !rest.starts_with('/'));
                 let host = host.ok_or_else(|| format!("names no host; {FORM}"))?.to_owned();
                 let port = url.port_or_known_default().unwrap_or_default();
                 let path = rest.split_once('/').map_or("", |(_, path)| path).to_owned();
@@ -48,7 +48,7 @@ impl BucketAddress {
         if bucket.is_empty() || !bucket.chars().all(fits) {
             return Err(format!("names no bucket; {FORM}"));
         }
-        let prefix = prefix.trim_matches('/');
+        let prefix = prefix.trim_end_matches('/');
         let segments: Vec<&str> = prefix.split('/').collect();
         if !prefix.is_empty() && segments.iter().any(|segment| matches!(*segment, "" | "." | "..")) {
             return Err(format!("has a prefix with empty segments, . or ..; {FORM}"));
