@@ -125,6 +125,13 @@ impl StoredKind {
             _ => ShownRows::None,
         }
     }
+
+    /// The rows that readers see now, by key.
+    fn visible_rows(&self) -> impl Iterator<Item = (RowKey, Arc<Row>)> {
+        let shown = self.shown_rows();
+        let rows = self.rows.values().filter(move |held| shown.contains(&held.row.key));
+        rows.map(|held| (held.row.key.clone(), held.row.clone()))
+    }
 }
 
 /// The rows of a kind that readers see.

@@ -8,7 +8,7 @@ use std::{
 use kollect_model::row::{Row, RowKey, TargetId};
 use tokio::{sync::Notify, time::Instant};
 
-use super::{KindName, Revision, RowStore, ShownRows, Snapshot, StoredTarget, lock};
+use super::{KindName, Revision, RowStore, ShownRows, Snapshot, StoredKind, StoredTarget, lock};
 
 /// Rows that have changed since a reader last asked.
 pub(super) type TouchedRows = BTreeMap<RowKey, TouchedRow>;
@@ -122,13 +122,7 @@ impl Changes {
     pub fn take_with_rows(&mut self) -> (TakenChanges, BTreeMap<RowKey, Arc<Row>>) {
         let mut all = BTreeMap::new();
         let taken = self.take_beside(|target| {
-            for kind in target.kinds.values() {
-                let shown = kind.shown_rows();
-                if !matches!(shown, ShownRows::None) {
-                    let rows = kind.rows.values().filter(|held| shown.contains(&held.row.key));
-                    all.extend(rows.map(|held| (held.row.key.clone(), held.row.clone())));
-                }
-            }
+            all.extend(target.kinds.values().flat_map(StoredKind::visible_rows));
         });
         (taken, all)
     }

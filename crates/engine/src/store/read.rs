@@ -12,8 +12,8 @@ use kollect_model::{
 use tokio::{sync::watch, time::Instant};
 
 use super::{
-    Changes, Dirty, NullCause, NullCount, RedactionCount, Revision, RowStore, ShownRows, StoredKind,
-    StoredRow, StoredTarget, TargetKind, Visibility, changes::ChangeReader, is_replaced, lock,
+    Changes, Dirty, NullCause, NullCount, RedactionCount, Revision, RowStore, StoredKind, StoredRow,
+    StoredTarget, TargetKind, Visibility, changes::ChangeReader, is_replaced, lock,
 };
 
 /// Reads rows.
@@ -133,11 +133,7 @@ impl StoreReader {
                 }
                 let without_row = kind.undecided.iter().filter(|(uid, _)| !kind.rows.contains_key(*uid));
                 snapshot.undecided.extend(without_row.map(|(_, object)| object.key.clone()));
-                let shown = kind.shown_rows();
-                if !matches!(shown, ShownRows::None) {
-                    let rows = kind.rows.values().filter(|held| shown.contains(&held.row.key));
-                    snapshot.rows.extend(rows.map(|held| (held.row.key.clone(), held.row.clone())));
-                }
+                snapshot.rows.extend(kind.visible_rows());
             }
         }
         // A target that was read first may have changed meanwhile, and that change is missing here. So the result is at

@@ -53,6 +53,38 @@ fn rows_of_a_deselected_kind_are_replaced_where_every_selected_kind_has_been_lis
     assert_eq!(replaced(&[]), all, "the target selects nothing at all");
 }
 
+/// A row that comes and goes between two reads must not be in one of them alone.
+#[test]
+fn changes_and_rows_that_are_taken_together_agree_while_rows_come_and_go() {
+    let (writer, reader) = store();
+    let pods = writer.rows(&target(), &gvk("Pod"));
+    pods.set_visibility(Visibility::Everything);
+    let mut changes = reader.changes(&[target()]);
+    let mut known: BTreeMap<RowKey, Arc<Row>> = BTreeMap::new();
+    thread::scope(|scope| {
+        let writing = scope.spawn(|| {
+            for number in 0..20_000 {
+                let uid = format!("u{}", number % 3);
+                if number % 2 == 0 {
+                    pods.upsert(row("Pod", "a", &uid), RowOrigin::default(), None);
+                } else {
+                    pods.remove(&uid);
+                }
+            }
+        });
+        while !writing.is_finished() {
+            let (taken, rows) = changes.take_with_rows();
+            for change in taken.changes {
+                match change.after {
+                    Some(row) => drop(known.insert(change.key, row)),
+                    None => drop(known.remove(&change.key)),
+                }
+            }
+            assert!(known.keys().eq(rows.keys()), "changes lead to {known:?}, and the rows are {rows:?}");
+        }
+    });
+}
+
 #[test]
 fn a_run_of_one_namespace_removes_rows_of_deselected_kinds_there_only() {
     let (writer, reader) = store();

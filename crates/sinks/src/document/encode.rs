@@ -1,7 +1,5 @@
 //! Makes the document of rows. Equal rows and facts give equal bytes.
 
-use std::io::Write as _;
-
 use bytes::Bytes;
 use jiff::Timestamp;
 use kollect_model::{
@@ -15,6 +13,7 @@ use kollect_model::{
 use sha2::{Digest as _, Sha256};
 
 use super::{DocumentFormat, DocumentSettings, csv, parquet};
+use crate::layout::chunks::gzip;
 
 /// What a document says besides its rows, where its format has room for it.
 #[derive(Clone, Debug)]
@@ -112,13 +111,7 @@ fn checksum_of_rows(rows: &[&Row]) -> String {
 fn compressed(compression: Compression, text: Vec<u8>) -> Vec<u8> {
     match compression {
         Compression::None | Compression::Snappy => text,
-        Compression::Gzip => {
-            let mut encoder = flate2::GzBuilder::new()
-                .mtime(0)
-                .write(Vec::with_capacity(text.len() / 4), flate2::Compression::default());
-            encoder.write_all(&text).expect("memory takes everything");
-            encoder.finish().expect("memory takes everything")
-        }
+        Compression::Gzip => gzip(&text),
         Compression::Zstd => zstd::encode_all(&*text, 0).expect("memory takes everything"),
     }
 }

@@ -179,7 +179,7 @@ pub(crate) fn rows(
 /// Attributes as Kollect writes them: a map in one line.
 fn own_attributes(text: String) -> Result<Box<RawValue>, Unreadable> {
     const OTHER: Unreadable = Unreadable("its attributes are not as Kollect writes them");
-    let is_own = text.starts_with('{') && !text.bytes().any(|byte| byte.is_ascii_control());
+    let is_own = text.starts_with('{') && !text.bytes().any(|byte| byte < b' ');
     if is_own { RawValue::from_string(text).map_err(|_| OTHER) } else { Err(OTHER) }
 }
 

@@ -258,12 +258,14 @@ pub(crate) fn tree_checksum<'a>(files: impl IntoIterator<Item = (&'a str, BlobHa
 
 /// Compresses the bytes without a timestamp: the same text gives the same bytes.
 fn compressed(shape: DecidedLayout, bytes: Vec<u8>) -> Vec<u8> {
-    if !shape.gzip {
-        return bytes;
-    }
+    if shape.gzip { gzip(&bytes) } else { bytes }
+}
+
+/// Compresses without a time.
+pub(crate) fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = flate2::GzBuilder::new()
         .mtime(0)
         .write(Vec::with_capacity(bytes.len() / 4), flate2::Compression::default());
-    encoder.write_all(&bytes).expect("memory takes everything");
+    encoder.write_all(bytes).expect("memory takes everything");
     encoder.finish().expect("memory takes everything")
 }
